@@ -715,7 +715,8 @@ def test_the_namenodes_of_a_name_service_come_from_the_sites_configuration(tmp_p
 
 
 def test_settings_may_lie_in_included_files_and_refer_to_others(tmp_path, monkeypatch):
-    """Red before: what an included file says, such as how transfers are protected, was as if nobody had said it."""
+    """Red before: what an included file says, such as how transfers are protected, was as if nobody had said it; and
+    what counts only where it is gone took its place."""
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     site(
         tmp_path, {"dfs.x.protection": "${of.all}", "of.all": "priv${of.half}", "of.half": "acy", "odd": "${odd}${no}"}
@@ -723,8 +724,11 @@ def test_settings_may_lie_in_included_files_and_refer_to_others(tmp_path, monkey
     (tmp_path / "hdfs-site.xml").rename(tmp_path / "shared.xml")
     begin = '<configuration xmlns:xi="http://www.w3.org/2001/XInclude">'
     main, include = tmp_path / "hdfs-site.xml", '<xi:include href="shared.xml"/>'
-    main.write_text(f"{begin}{include}<xi:include href='gone.xml'><xi:fallback/></xi:include></configuration>")
+    else_ = "<xi:fallback><property><name>{}</name><value>else</value></property></xi:fallback></xi:include>"
+    gone = f"<xi:include href='gone.xml'>{else_.format('of.gone')}"
+    main.write_text(f"{begin}{include[:-2]}>{else_.format('dfs.x.protection')}{gone}</configuration>")
     assert (nameservice.setting("dfs.x.protection"), nameservice.setting("odd")) == ("privacy", "${odd}${no}")
+    assert nameservice.setting("of.gone") == "else"
     for href, said in (("gone.xml", r"No such file .*gone\.xml"), ("hdfs-site.xml", "Too many levels")):
         other = tmp_path / f"with-{href}"  # a folder is read once
         other.mkdir()

@@ -117,19 +117,22 @@ def _read(file: Path) -> dict[str, str]:
         raise ConfigError(f"cannot read {file}: {why}", hint="HADOOP_CONF_DIR is the folder of such files") from None
 
 
-def _pairs(file: Path, depth: int) -> Iterator[tuple[str, str]]:
-    """With those of files that it includes, as Hadoop reads them, ``depth`` deep."""
+def _pairs(file: Path, depth: int, within: xml.Element | None = None) -> Iterator[tuple[str, str]]:
+    """With those of files that it includes, or else of the fallback, as Hadoop reads them, ``depth`` deep."""
     if not depth:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), file)
-    for each in xml.parse(file).getroot().iter():
+    for each in xml.parse(file).getroot() if within is None else within:
         if each.tag == "property" and (name := each.findtext("name")):
             yield name.strip(), (each.findtext("value") or "").strip()
         elif each.tag == f"{_XINCLUDE}include":
             try:
                 yield from _pairs(file.parent / each.get("href", "").removeprefix("file://"), depth - 1)
             except OSError:
-                if each.find(f"{_XINCLUDE}fallback") is None:
+                if (fallback := each.find(f"{_XINCLUDE}fallback")) is None:
                     raise
+                yield from _pairs(file, depth, fallback)
+        else:
+            yield from _pairs(file, depth, each)
 
 
 def _address(text: str, key: str, folder: Path) -> Address:
