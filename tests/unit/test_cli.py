@@ -284,6 +284,14 @@ def test_shells_complete_values_images_and_keys(shell, tmp_path):
     assert "localhost/bert:1" not in completed("bootseer image inspect x")
 
 
+def test_a_store_that_does_not_answer_completes_nothing():
+    """Red before: a handler in Python, which never ran while a folder of the store did not answer."""
+    look = "from itertools import repeat; from types import SimpleNamespace; from bootseer.cli import _completed as c;"
+    hangs = "c._SECONDS = 1; c.completion(lambda store: sum(repeat(0)))(SimpleNamespace(params={}), '')"
+    done = subprocess.run([sys.executable, "-c", look + hangs], capture_output=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGALRM, b"", b"")
+
+
 def test_settings_are_shown_with_their_sources(tmp_path, monkeypatch):
     file = tmp_path / "site.toml"
     file.write_text('store = "s3://name:word@bucket/x?token=abc"\nfill_quiet = 3\n')

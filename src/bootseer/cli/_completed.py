@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import signal
 from collections.abc import Callable, Iterable
@@ -31,14 +30,13 @@ def completion(look: Callable[[str], Iterable[tuple[str, str]]]) -> Callable[[An
 
     def complete(ctx: Any, incomplete: str) -> list[tuple[str, str]]:
         logging.disable()
-        signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler waits for a call that hangs in a folder
         signal.alarm(_SECONDS)
         found: list[tuple[str, str]] = []
         with contextlib.suppress(Exception):
             for name, what in look(ctx.params.get("store") or ""):
                 if name.startswith(incomplete) and _PLAIN.fullmatch(name):
                     found.append((name, what if _PLAIN.fullmatch(what) else ""))
-        signal.alarm(0)
         return found
 
     return complete
