@@ -541,6 +541,22 @@ def test_a_few_traces_of_many_cost_a_few_requests_and_once(caplog: pytest.LogCap
         store.close()  # type: ignore[attr-defined]
 
 
+def test_a_manifest_holds_no_more_of_an_object_than_it_says() -> None:
+    """Red before: who may push to a store had any reader take 4 MiB for an object of any size."""
+    from bootseer.objects import open_store
+
+    one = artifact.Item(artifact.OBJECT, ITEM.digest, 1, data=BLOB)
+
+    def answer(line: str, headers: dict[str, str], number: int) -> bytes:
+        return reply(200, BLOB[:1] if "/blobs/" in line else artifact.build({"trees/a": one}, None))
+
+    with Server(answer) as server:
+        store = open_store(f"registry+http://{server.address}/a/b")
+        with pytest.raises(DataError, match="does not match its digest"):
+            store.get("trees/a", most=1)
+        store.close()  # type: ignore[attr-defined]
+
+
 def test_an_upload_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry with TLS that names another host without: nothing is sent there."""
     from bootseer.oci import uploads

@@ -32,9 +32,9 @@ class Item(Descriptor, frozen=True, rename="camel", omit_defaults=True):
 
     data: bytes = b""
 
-    @classmethod
-    def of(cls, digest: str, size: int, data: bytes = b"") -> Item:
-        return cls(OBJECT, digest, size, data=data if len(data) <= _SMALL else b"")
+    def __post_init__(self) -> None:
+        if not len(self.data) == self.size <= _SMALL:
+            msgspec.structs.force_setattr(self, "data", b"")
 
 
 class Artifact(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):

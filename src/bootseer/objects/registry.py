@@ -337,10 +337,10 @@ class _BlobReader(Source):
 def _descriptor_of(data: bytes | Path) -> Item:
     """Of bytes, or of what a local file has."""
     if isinstance(data, bytes):
-        return Item.of(digest_of(data), len(data), data)
+        return Item(artifact.OBJECT, digest_of(data), len(data), data=data)
     with doing(f"read {data!s}"), open(data, "rb") as file:
         digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-        return Item.of(digest, file.tell())
+        return Item(artifact.OBJECT, digest, file.tell())
 
 
 def _decode(body: bytes) -> artifact.Found:
