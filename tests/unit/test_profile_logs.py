@@ -435,6 +435,8 @@ def test_our_patterns_are_fast_and_say_where_they_were_seen() -> None:
         (["1/rank.0/stdout", "1/rank.1/stdout"], [("rank", 0), ("rank", 1)]),
         (["rank-3.out", "n1.log"], [("rank", 3), ("n1", None)]),
         (["crank3.log", "ranking.log"], [("crank3", None), ("ranking", None)]),
+        (["node_rank_0.log", "node_rank_1.log"], [("node_rank_0", None), ("node_rank_1", None)]),
+        (["a.machine-rank1.out", "noderank2.log"], [("a.machine-rank1.out", None), ("noderank2", None)]),
     ],
 )
 def test_a_log_of_one_process_names_its_rank(

@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 _LOG = "Log of a training program that the patterns know, such as HF's Trainer or Megatron-LM; - is stdin"
 _TORCHRUN = re.compile(r"(?P<run>[^/]+)/attempt_(?P<cycle>\d{1,6})/(?P<rank>\d{1,9})/(?:stdout|stderr)\.log$")
 _PROCESS = re.compile(
-    r"(?:^|/)(?P<run>workerlog|std_log_process|(?:[^/]*[_.-])?rank)[._-]?(?P<rank>\d{1,9})(?:/std(?:out|err)|\.[a-z]+)?$"
+    r"(?:^|/)(?P<run>workerlog|std_log_process|(?:[^/]*[_.-])?(?<!node[_.-])(?<!host[_.-])(?<!machine[_.-])rank)"
+    r"[._-]?(?P<rank>\d{1,9})(?:/std(?:out|err)|\.[a-z]+)?$"
 )
-"""Logs of single processes, as Paddle, Azure and Open MPI name them, or the rank is in the name."""
+"""Logs of single processes, as Paddle, Azure and Open MPI name them, or the rank is in the name, if not of a node."""
 _PODS = "What kubectl get pods,events -o json printed; - is stdin"
 _SACCT = "What sacct -D --json (Slurm 21.08 or newer) or --parsable2 printed; - is stdin"
 
