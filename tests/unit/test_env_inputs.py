@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.config import Config
-from bootseer.env import EnvSpec, Target, inputs
+from bootseer.env import EnvSpec, Target, inputs, names
 
 
 @pytest.mark.parametrize("contained", [True, False])
@@ -34,3 +34,12 @@ def test_the_sources_of_a_private_folder_are_not_named(tmp_path: Path, contained
         assert own == ""
     else:  # in the user's own tree links are followed
         assert (led, real) == (f"{at}/led/secret.py is new", f"{at}/real/link.py is new")
+
+
+def test_data_behind_the_text_of_a_script_is_not_looked_into(tmp_path: Path) -> None:
+    """Red before: two bytes of it were an option with a folder, whose name no folder can have: nothing was published,
+    at each start."""
+    (tmp_path / "b").mkdir()
+    text = "cc -I a -I b x.c; exit\n\0 -I c\0d"
+    found = names.looked_up([text], [], {}, str(tmp_path), {f"{tmp_path}/b/x.h"}, lambda path: True)
+    assert found == {f"{tmp_path}/a/x.h": ""}

@@ -63,7 +63,7 @@ def looked_up(
     that they ask for. ``counts``: whether a path may be an input."""
     found, above = dict[str, str](), _folders(read)
     shown = {name: value for name, value in env.items() if not may_be_secret(name, value)}
-    texts = [*texts]
+    texts = [text.partition("\0")[0] for text in texts]  # a script that unpacks itself has its data behind its text
     asked = dict.fromkeys(name for text in texts for pair in _ASKED.findall(text) for name in pair if name)
     for name in itertools.islice(asked, MOST):
         found[f"?{name}"] = _program(name, env)
