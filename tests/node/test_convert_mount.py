@@ -138,8 +138,9 @@ def test_a_build_that_was_converted_before_the_one_before_was_started_is_foretol
         made.unmount()
 
 
-def test_a_mount_of_an_earlier_boot_hides_no_new_one_on_the_same_folder(place: Path) -> None:
-    """Its record stays after a crash, and says dead; what is mounted there next is what the folder means."""
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_mount_that_is_gone_hides_no_new_one_on_the_same_folder(place: Path, earlier: bool) -> None:
+    """Its record stays after a crash, or an unmount by hand; what is mounted there next is what the folder means."""
     config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
     store_url, state = str(place / "store"), place / "state"
     refs = [f"oci:{place}/{name}:v1" for name in ("old", "new")]
@@ -150,14 +151,18 @@ def test_a_mount_of_an_earlier_boot_hides_no_new_one_on_the_same_folder(place: P
     old = image.mount(refs[0], place / "m", store_url=store_url, config=config)
     kept = (state / "images" / old.record.id / "mount.json").read_bytes()
     old.unmount()
-    (state / "images" / old.record.id).mkdir(mode=0o700)
-    (state / "images" / old.record.id / "mount.json").write_bytes(kept.replace(mount.boot_id().encode(), b"before"))
-    (found,) = image.mounts(state)
-    assert found.dead()
+    first = "0" * len(old.record.id)
+    (state / "images" / first).mkdir(mode=0o700)
+    kept = kept.replace(old.record.id.encode(), first.encode())
+    kept = kept.replace(mount.boot_id().encode(), b"before") if earlier else kept
+    (state / "images" / first / "mount.json").write_bytes(kept)
+    (gone,) = image.mounts(state)
+    assert gone.dead() or not earlier
     made = image.mount(refs[1], place / "m", store_url=store_url, config=config)
     try:
         assert image.attach(place / "m", state).record.id == made.record.id
-        assert [one.record.id for one in image.mounts(state)] == [made.record.id]
+        assert [one.record.id for one in image.mounts(state)] == [first, made.record.id][earlier:]
     finally:
         made.unmount()
+        gone.unmount()
     assert image.mounts(state) == []

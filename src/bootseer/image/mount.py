@@ -190,11 +190,12 @@ def mount(
 
 
 def attach(target: Path | str, state_dir: Path) -> ImageMount:
-    """The mounted image with this target or id. Raises `NotFoundError`."""
+    """The mounted image with this id, or the newest with this target: those before may have been unmounted by hand.
+    Raises `NotFoundError`."""
     wanted = mounts.real(target)
-    for found in listing(state_dir):
-        if found.record.target == wanted or found.record.id == str(target):
-            return found
+    found = [one for one in listing(state_dir) if one.record.target == wanted or one.record.id == str(target)]
+    if found:
+        return max(found, key=lambda one: one.record.since)
     raise NotFoundError(f"no image is mounted on {target}", hint="bootseer image status lists what is")
 
 
