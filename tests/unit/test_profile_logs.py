@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -422,6 +423,11 @@ def test_our_patterns_are_fast_and_say_where_they_were_seen() -> None:
     file = Path(logs.__file__).with_name("logpatterns.toml")
     known = logs.patterns()
     assert all(pattern.has for pattern in known)
+    for pattern in known:
+        for text in (pattern.has * (65536 // len(pattern.has)), f"{'- loss: a, ' * 5000}{pattern.has}"):
+            began = time.process_time()
+            re.search(pattern.match, text)
+            assert time.process_time() - began < 0.3, pattern
     assert {pattern.program for pattern in known} == set(tomllib.loads(file.read_text())["versions"])
 
 
