@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
 
 from bootseer.config import Config
-from bootseer.env import EnvSpec, Target, inputs, names
+from bootseer.env import EnvSpec, Target, inputs, leads, names
+from bootseer.env.inventory import Entry
 
 
 @pytest.mark.parametrize("contained", [True, False])
@@ -43,3 +45,22 @@ def test_data_behind_the_text_of_a_script_is_not_looked_into(tmp_path: Path) -> 
     text = "cc -I a -I b x.c; exit\n\0 -I c\0d"
     found = names.looked_up([text], [], {}, str(tmp_path), {f"{tmp_path}/b/x.h"}, lambda path: True)
     assert found == {f"{tmp_path}/a/x.h": ""}
+
+
+@pytest.mark.parametrize(
+    ("at", "start", "place"), [(1 << 63, 0, 0), (64, (1 << 63) - 5, 0), (64, 120, 1 << 63), (999, 0, 0)]
+)
+def test_a_damaged_library_leads_nowhere(tmp_path: Path, at: int, start: int, place: int) -> None:
+    """Red before: nothing was published of a result that holds one, as packages with parsers of ELF do."""
+    head = b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<Q", at).ljust(22, b"\0") + struct.pack("<HH", 0, 3)
+    part = struct.pack("<IIQQQQ", 2, 0, start, 0, 0, 64).ljust(56, b"\0")
+    table = struct.pack("<QQQQ", 5, place, 15, 1 << 63)
+    data = head.ljust(64, b"\0") + part + table
+
+    def read(path: str, most: int, begin: int = 0) -> bytes:
+        assert begin <= len(data)  # os.pread takes no number of 64 bits
+        return data[begin : begin + most]
+
+    entry = Entry("0/x.so", "f", 0o644, 0, 0, len(data), 0)
+    spec = EnvSpec(targets=(Target("/opt/env", str(tmp_path)),), command=("x",), cwd="/")
+    assert leads.added(spec, Config(cache_dir=str(tmp_path)), inputs.Observed(), [entry], read, 0).leads == {}

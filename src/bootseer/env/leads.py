@@ -153,14 +153,14 @@ def _texts(entry: Entry, read: Read) -> list[bytes]:
     if entry.mode & 0o111 and (first := _SHEBANG.match(read(entry.path, 512))):
         return [program for program in first.groups() if program]
     if entry.mode & 0o111 or _LIBRARY.search(name):
-        with contextlib.suppress(struct.error):
-            return [path for path in _library_paths(entry.path, read) if not path.startswith(_OF_SYSTEM)]
+        with contextlib.suppress(struct.error, OverflowError):  # it may be a damaged one, as tests of parsers have
+            return [path for path in _library_paths(entry, read) if not path.startswith(_OF_SYSTEM)]
     return []
 
 
-def _library_paths(path: str, read: Read) -> list[bytes]:
+def _library_paths(entry: Entry, read: Read) -> list[bytes]:
     """The absolute folders in which an ELF file of 64 bits has its libraries looked for (RPATH, RUNPATH)."""
-    head = read(path, _HEAD)
+    head = read(entry.path, _HEAD)
     if head[:6] != b"\x7fELF\x02\x01":
         return []
     at, size, count = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
@@ -168,8 +168,8 @@ def _library_paths(path: str, read: Read) -> list[bytes]:
     found = list[tuple[int, int]]()
     for kind, _, start, _, _, length in parts:
         if kind == _DYNAMIC:
-            data = read(path, min(length, _HEAD), start)
-            found += struct.iter_unpack("<QQ", data[: len(data) // 16 * 16])
+            data = read(entry.path, min(length, _HEAD), min(start, entry.size))
+            found = [*struct.iter_unpack("<QQ", data[: len(data) // 16 * 16])]  # there is one
     names = dict(found)
     place = next(
         (
@@ -179,7 +179,8 @@ def _library_paths(path: str, read: Read) -> list[bytes]:
         ),
         0,
     )
-    texts = [read(path, _LONGEST, place + offset) for tag, offset in found if place and tag in _PATHS]
+    begins = [min(place + offset, entry.size) for tag, offset in found if place and tag in _PATHS]
+    texts = [read(entry.path, _LONGEST, begin) for begin in begins]
     return [one for text in texts for one in text.partition(b"\0")[0].split(b":") if one.startswith(b"/")]
 
 
