@@ -109,11 +109,11 @@ def placed(texts: Iterable[str], env: Mapping[str, str], work: str, targets: Col
     """
     texts = [text for text in texts if any(mark in text for mark in _MARKS)]
     texts = [_DEFAULT.sub(lambda one: env.get(one[1]) or one[2], text) for text in texts]
-    own = {name: expanded(value, env) for text in texts for name, value in _LOCAL.findall(text)}
+    known = {**env, **{name: expanded(value, env) for text in texts for name, value in _LOCAL.findall(text)}}
     shapes = (_PLACED, _REMOVED) if failed else (_PLACED,)
     found = ("".join(groups) for text in texts for shape in shapes for groups in shape.findall(text))
     words = itertools.islice((word for text in found for word in re.split(r"[\s,\"']+", text)), _WORDS)
-    paths = (os.path.join(work, expanded(word, {**env, **own})) for word in dict.fromkeys(words))
+    paths = (os.path.join(work, expanded(word, known)) for word in dict.fromkeys(words))
     wanted = set(map(os.path.realpath, targets))
     return any("\0" not in path and os.path.realpath(path) in wanted for path in paths)
 

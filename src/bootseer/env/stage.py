@@ -197,7 +197,7 @@ class _Stage:
             if not unpacking:
                 try:
                     with self.timed("restore"):
-                        return self._mount(found)
+                        return self._mount(found, look.document)
                 except DataError:
                     raise
                 except BootseerError as exc:
@@ -223,10 +223,11 @@ class _Stage:
             look.found, look.nearest = None, found
         return None
 
-    def _mount(self, found: SnapshotManifest) -> EnvResult:
+    def _mount(self, found: SnapshotManifest, mine: KeyDocument) -> EnvResult:
         group = overlay.new_group(self.key, self.spec.targets, self.config, found, self.spec.caller)
-        texts, places = found.document.texts, [target.path for target in self.spec.targets]
-        group.record.leaves = not names.placed(texts, self.spec.env, found.document.cwd, places, failed=True)
+        places = [target.path for target in self.spec.targets]
+        # our own texts: a snapshot's key says nothing of its
+        group.record.leaves = not names.placed(mine.texts, self.spec.env, mine.cwd, places, failed=True)
         try:
             with _whole():
                 group.mount_tree(self.store_url, self.config, self.spec.job)
