@@ -944,6 +944,24 @@ def test_an_unmount_waits_for_no_disk(node: Node) -> None:
     assert any("volatile" in option for option in entry.options)
 
 
+def test_a_target_goes_also_when_the_restore_was_killed_that_had_made_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: a command that asks whether it is there would have found it, empty."""
+    target = Target("/opt/env", str(node.host))
+    group = overlay.new_group("k" * 64, (target,), node.config)
+    group.record.users = []  # it has ended
+    group.save()
+    group.record.leaves = False
+    with monkeypatch.context() as patch:
+        patch.setattr(mounts, "mount_overlay", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            group.mount_targets()
+    assert node.host.is_dir()
+    overlay.sweep(node.config, [target])
+    assert not node.host.exists()
+
+
 def test_folders_as_deep_as_a_job_likes_go_with_the_overlay(node: Node) -> None:
     node.run(fill_plain)
     fd = os.open(node.host, os.O_RDONLY)

@@ -245,6 +245,7 @@ class Group:
         upper, work = self._writable(number, frozen)
         if not os.path.lexists(target.host):
             self.record.made.append(number)
+            self.save()  # before it is there, as this process may be killed
         with doing(f"prepare an overlay on {target.host}"), place.opened(target, make=True) as host:
             for folder in (upper, work, self.area / "empty"):
                 folder.mkdir(parents=True, exist_ok=True)
