@@ -134,7 +134,7 @@ class Reference:
         folder = open_in_root(self.root, b"/".join(above) or b".", os.O_RDONLY | os.O_DIRECTORY)
         try:
             if self.real(folder, last) == real:
-                return
+                raise DataError("a hard link to itself")
             target = b"/proc/self/fd/%d/%s" % (folder, last)
             if stat.S_ISDIR(os.lstat(target).st_mode):
                 raise DataError("a hard link to a folder")

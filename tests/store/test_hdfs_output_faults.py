@@ -139,8 +139,7 @@ def test_what_one_datanode_has_alone_is_copied_while_the_file_is_open(cluster, n
         victim = out.nodes[0]
         with cluster.frozen(cluster.index_of(victim.address)):
             out.write(data[5 * MIB :])
-            until(lambda: len(namenode.blocks(path).blocks[0].nodes) == 2)
-            assert victim not in namenode.blocks(path).blocks[0].nodes
+            until(lambda: victim not in (nodes := namenode.blocks(path).blocks[0].nodes) and len(nodes) == 2)
     assert content(cluster, path) == data
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -64,7 +65,12 @@ class Kubelet:
         until(lambda: self.registration.exists() and self._answers(), 60.0, "the start of the driver", step=0.05)
 
     def _answers(self) -> bool:
-        with contextlib.suppress(grpc.RpcError):
+        """Whether both do, the driver and the daemon that mounts for it: a kubelet would try again."""
+        with (
+            contextlib.suppress(grpc.RpcError, OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon,
+        ):
+            daemon.connect(f"{self.environ['BOOTSEER_NODE_DIR']}/node.sock")
             self.call("csi.v1.Identity/Probe", EMPTY)
             return True
         return False
