@@ -541,6 +541,20 @@ def test_without_root_what_an_installer_reads_of_a_project_counts(
     assert (key.build(asked).key != before) is counts
 
 
+def test_all_of_a_key_folder_counts_also_where_it_is_a_project_that_the_command_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: without root what builds leave in it did not count, though the folder was named as a key file."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (folder / "own/dist").mkdir(parents=True)
+    (folder / "own/setup.py").write_text("1\n")
+    asked = spec(folder, command=("sh", "-c", "pip install own/dist/* -e own"), key_files=("own",))
+    (folder / "own/dist/a.txt").write_text("1\n")
+    before = key.build(asked).key
+    (folder / "own/dist/a.txt").write_text("2\n")
+    assert key.build(asked).key != before
+
+
 def test_a_private_file_that_a_script_names_is_not_read_by_root(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

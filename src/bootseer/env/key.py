@@ -246,7 +246,8 @@ def _add_named(spec: EnvSpec, files: KeyFiles) -> None:
         if name not in files.found and os.path.isfile(spec.folder / path):
             files.add(name, spec.folder / path, required=False, named=False)
     for word, project in _projects(spec, texts) if unseen else ():
-        files.add_project(word, project)
+        if word not in files.found:
+            files.add_project(word, project)
 
 
 def _projects(spec: EnvSpec, texts: list[str]) -> Iterator[tuple[str, Path]]:
