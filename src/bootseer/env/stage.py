@@ -60,7 +60,7 @@ def run(
     caches: PackageCaches | None = None,
 ) -> EnvResult:
     """Bring the targets of ``spec`` to what its command makes of them; ``runner`` runs the command, at most once. (Once
-    more, without a snapshot, in the rare case that the overlay with its result cannot be mounted again.)
+    more, without overlays, where these may be why it failed or left nothing, or cannot be mounted again.)
 
     ``check`` tries what the targets show, after a restore and before a publication, and returns 0 when that is good: a
     snapshot with another one is restored on no node, or not published. ``caches`` are restored if ``runner`` is called,
