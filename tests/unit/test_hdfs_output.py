@@ -341,6 +341,23 @@ def test_what_one_datanode_has_alone_after_a_failure_is_copied_to_another_one(li
     assert names.begun == 1
 
 
+def test_a_long_file_keeps_one_connection_of_copies_however_many_blocks_are_copied(lines, unshunned, monkeypatch):
+    """Red before: one for each block until the file was closed, to the limit of open files."""
+    names, closed = Pair(block_size=2 << 20), list[Line]()
+    names.spare = SPARE
+    monkeypatch.setattr(Line, "close", lambda line: closed.append(line))
+    with FileOutput(names, PATH, replication=2) as out:  # type: ignore[arg-type]
+        for _ in range(5):
+            placement.shunned_nodes.clear()
+            out.write(bytes(1 << 20))
+            out._block._drain(0)  # type: ignore[union-attr]
+            lines[-1].heartbeat = lambda: (_ for _ in ()).throw(Broken("gone", (1,)))  # type: ignore[method-assign]
+            out._block.heartbeat()  # type: ignore[union-attr]
+            out.write(bytes(1 << 20))
+        copies = [line for line in lines if line.copies]
+        assert (len(copies), len([line for line in copies if line not in closed])) == (5, 1)
+
+
 @pytest.mark.parametrize("heeds", [True, False])
 def test_a_block_for_which_too_few_datanodes_are_left_is_asked_for_once(lines, unshunned, heeds):
     """Three DataNodes, all known, one shunned: a block of three replicas goes to the other two at once. A NameNode that

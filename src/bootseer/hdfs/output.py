@@ -83,7 +83,7 @@ class FileOutput(NewFile):
         self._held = self._early = 0
         self._block: BlockWriter | None = None
         self._previous: Block | None = None
-        self._copies: list[Pipeline] = []
+        self._copy: Pipeline | None = None
         faults.point("hdfs.output.create")
         info = namenode.create(
             path, replication=replication, block_size=block_size, mode=mode, deadline=blockwriter.PATIENCE
@@ -259,8 +259,8 @@ class FileOutput(NewFile):
         try:
             self._previous = block.finish()
             self._placement.end(id(self))
-            if copy := block.copy():
-                self._copies.append(copy)
+            self._leave_copy()
+            self._copy = block.copy()
         except BaseException:
             self._placement.give_up(id(self))
             raise
@@ -273,12 +273,12 @@ class FileOutput(NewFile):
         faults.point("hdfs.output.complete")
         self._complete()
         lease.release(self)
-        self._leave_copies()
+        self._leave_copy()
 
-    def _leave_copies(self) -> None:
-        """Those that are not done go on without us; of those that failed HDFS makes others."""
-        while self._copies:
-            copy = self._copies.pop()
+    def _leave_copy(self) -> None:
+        """One that is not done goes on without us; in place of one that failed HDFS makes another."""
+        copy, self._copy = self._copy, None
+        if copy is not None:
             try:
                 copy.look_after()
             except Broken as exc:
@@ -309,7 +309,7 @@ class FileOutput(NewFile):
             self._block.close()
             self._block = None
         self._placement.give_up(id(self))
-        self._leave_copies()
+        self._leave_copy()
         info = self.namenode.info(self.path, deadline=_ABANDON)
         if info is None or info.file_id != self.file_id:
             return  # it is another writer's by now
