@@ -505,6 +505,14 @@ def test_a_command_finds_no_target_before_it_has_made_it(node: Node, kind: str) 
     assert node.target.exists() == ("module" in kind)
 
 
+def test_folders_deeper_than_any_path_in_a_new_target_end_no_job(node: Node) -> None:
+    node.write("s.py", "import os\nos.makedirs('env', exist_ok=True)\nos.chdir('env')\n"
+               "for _ in range(25):\n    os.mkdir('d' * 200)\n    os.chdir('d' * 200)\n")  # fmt: skip
+    node.write("s.sh", "python3 s.py\n")
+    result = node.run()
+    assert (result.exit_code, result.outcome, node.runs) == (0, Outcome.RAN, 1), result.reason
+
+
 def test_a_command_that_fails_without_renaming_runs_once(node: Node) -> None:
     node.write("s.sh", "mkdir -p env; ln  -s a env/b; cat r.txt; mv r.txt x; exit 7\n")
     assert (node.run().exit_code, node.runs) == (7, 1)

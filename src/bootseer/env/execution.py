@@ -271,7 +271,10 @@ class _Attempt:
     def _is_empty(self, caught: overlay.Group | Iterable[scan.Changes]) -> bool:
         """Whether the command left nothing but folders."""
         if isinstance(caught, overlay.Group):
-            return all(stat.S_ISDIR(status.st_mode) for _, status in scan.walk(caught.upper))
+            try:
+                return all(stat.S_ISDIR(status.st_mode) for _, status in scan.walk(caught.upper))
+            except OSError:  # such as deeper than any path may be long
+                return False
         return not any(
             change.deleted or any(not stat.S_ISDIR(change.marks[path].mode) for path in change.changed)
             for change in caught
