@@ -200,6 +200,19 @@ def test_no_line_is_an_error(line: str) -> None:
     assert not found.events
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["- loss: 1, ", "NCCL INFO x rank 1 nranks 2 ", "- Loading model from ", "|TP=1", "step:1 - a "],
+)
+def test_no_line_of_many_beginnings_takes_long(line: str) -> None:
+    """Red before, with several patterns: from each beginning all of the line was looked through."""
+    words = {one.has for one in logs.patterns()}
+    begun = time.process_time()
+    many = [f"{line * (65_000 // len(line))}{has}x" for has in words] * 3
+    logs.extract([logs.Source(many, "n1")], logs.patterns(), job="j", zone=datetime.UTC)
+    assert time.process_time() - begun < 5
+
+
 @pytest.mark.parametrize("line", ["a=b " + "x" * 60_000, "a=" * 30_000, "INFO\t" * 12_000, "-" * 60_000, " " * 60_000])
 def test_no_line_takes_long(line: str) -> None:
     words = {one.has for one in logs.patterns()}

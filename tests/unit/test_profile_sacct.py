@@ -277,3 +277,12 @@ def test_the_command(tmp_path):
     for path, code in ((tmp_path / "no", 66), (out, 65)):
         done = forked.cli(*cli, path)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+
+
+def test_a_job_of_many_components_takes_as_long_as_its_size_asks_for():
+    """Red before: each was looked for among all."""
+    rows = (f"1+{n}|{1000 + n}|100|110|900|COMPLETED|n{n}" for n in range(12_000))
+    text = "\n".join(("JobID|JobIDRaw|Submit|Start|End|State|NodeList", *rows)).encode()
+    begun = time.process_time()
+    assert sum(1 for _ in sacct.events(sacct.read(text).attempts)) > 20_000
+    assert time.process_time() - begun < 5

@@ -90,9 +90,9 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
     components: defaultdict[tuple[str, str, int], list[Attempt]] = defaultdict(list)
     for one in attempts:
         components[one.cluster, one.leader, one.restart].append(one)
+    wholes = {key: _whole(parts) for key, parts in components.items()}
     for one in attempts:
-        parts = components[one.cluster, one.leader, one.restart]
-        first = next((part for part in parts if part.job_id == one.leader), parts[0])
+        first, nodes, listed = wholes[one.cluster, one.leader, one.restart]
         name = f"{one.leader}.{one.restart}" + (f".{first.step}" if first.step else "")
         name += f"@{one.cluster}" if several else ""
         identity = (job or first.name, name, 0)
@@ -105,8 +105,7 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
         if one is first:
             yield from imported.lines("sacct", identity, "queue", "slurm", submitted, started or ended, attrs=attrs)
         if started:
-            listed = ",".join(part.nodelist for part in parts if part.nodelist)
-            attrs |= {"nodes": sum(part.nodes for part in parts), "nodelist": listed[:_TEXT_LIMIT]}
+            attrs |= {"nodes": nodes, "nodelist": listed}
             end = (one.step_started or first.step_started) * 10**9 or ended
             if end == ended and one.state.startswith(_RAN):  # nothing runs without a step: they were left out
                 end = started
@@ -116,6 +115,13 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
             for number, node in enumerate(hostlist.expand(one.nodelist)):
                 gpus = each + (number < more)
                 yield from imported.lines("sacct", identity, "alloc", node, started, end, gpus=gpus, attrs=attrs)
+
+
+def _whole(parts: list[Attempt]) -> tuple[Attempt, int, str]:
+    """Of the components of a job: the first one, and how many and which nodes they have together."""
+    first = next((part for part in parts if part.job_id == part.leader), parts[0])
+    listed = ",".join(part.nodelist for part in parts if part.nodelist)
+    return first, sum(part.nodes for part in parts), listed[:_TEXT_LIMIT]
 
 
 def _take(record: dict[str, str], latest: _Seen, found: list[Attempt]) -> None:
