@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -233,3 +235,25 @@ def test_in_a_container_what_the_command_made_outside_of_the_targets_is_not_ther
     os.utime(rootfs / "usr/bin/python3")
     with pytest.raises(DataError, match="the command made"):
         added("/bin/python3")
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_folders_of_the_machine_where_a_library_was_built_are_missed_by_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int
+) -> None:
+    """Red before: in a user's container nothing with such a library, as PyTorch has some, was published."""
+    library = (b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<Q", 64)).ljust(54, b"\0") + struct.pack("<HH", 56, 2)
+    library = library.ljust(64, b"\0") + struct.pack("<IIQQQQQQ", 1, 4, 0, 0, 0, 512, 512, 512)
+    library += struct.pack("<IIQQQQQQ", 2, 4, 176, 176, 176, 48, 48, 8) + struct.pack("<QQQQQQ", 5, 224, 29, 1, 0, 0)
+    library += b"\0/build/triton/_C:/opt/lib\0"
+    (tmp_path / "rootfs/opt/lib").mkdir(parents=True)
+    shown = str(tmp_path / "shown")
+    spec = EnvSpec(
+        targets=(Target("/job/env", f"{shown}/env", shown),), command=("x",), image_digest="sha256:1",
+        rootfs=str(tmp_path / "rootfs"), mounts=((shown, "/job"),),
+    )  # fmt: skip
+    entry = Entry("0/m.so", "f", 0o644, 0, 0, len(library), 0)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    read = lambda path, most, at=0: library[at : at + most]  # noqa: E731
+    known = leads.added(spec, Config(cache_dir=str(tmp_path / "c")), Observed(), [entry], read, time.time_ns())
+    assert known.leads == {"/opt/lib": (leads.FOLDER, "/job/env/m.so")}

@@ -121,7 +121,7 @@ def _named(spec: EnvSpec, entries: Iterable[Entry], read: Read) -> Iterator[tupl
         if entry.kind == "l":
             texts = [entry.data]
         elif entry.kind == "f":
-            texts = [os.fsdecode(text) for text in _texts(entry, read)]
+            texts = [os.fsdecode(text) for text in _texts(spec, entry, read)]
         else:
             continue
         shown = os.path.join(spec.targets[entry.target].path, entry.inner)
@@ -136,7 +136,7 @@ def _named(spec: EnvSpec, entries: Iterable[Entry], read: Read) -> Iterator[tupl
                 yield shown, path, entry.kind == "l"
 
 
-def _texts(entry: Entry, read: Read) -> list[bytes]:
+def _texts(spec: EnvSpec, entry: Entry, read: Read) -> list[bytes]:
     name = os.path.basename(entry.path)
     if name.endswith((".pth", ".egg-link")):
         lines = [line.strip() for line in read(entry.path, _HEAD).splitlines()]
@@ -154,8 +154,18 @@ def _texts(entry: Entry, read: Read) -> list[bytes]:
         return [program for program in first.groups() if program]
     if entry.mode & 0o111 or _LIBRARY.search(name):
         with contextlib.suppress(struct.error, OverflowError):  # it may be a damaged one, as tests of parsers have
-            return [path for path in _library_paths(entry, read) if not path.startswith(_OF_SYSTEM)]
+            return [path for path in _library_paths(entry, read) if _may_lead(spec, path)]
     return []
+
+
+def _may_lead(spec: EnvSpec, folder: bytes) -> bool:
+    """Whether ``folder`` may be a lead. Most libraries name folders of the machine where they were built, too, which
+    nobody misses: not even in a user's container, where nobody knows what the command has made, and lost."""
+    if folder.startswith(_OF_SYSTEM) or not spec.contained:
+        return not folder.startswith(_OF_SYSTEM)
+    with contextlib.suppress(OSError, ValueError, ConfigError):
+        return _host(spec, os.fsdecode(folder)).is_dir()
+    return False
 
 
 def _library_paths(entry: Entry, read: Read) -> list[bytes]:
