@@ -63,7 +63,7 @@ def content(cluster: HadoopCluster, path: str) -> bytes:
     ],
 )
 def test_a_datanode_fails_in_the_middle_of_a_block(cluster, namenode, path, how, replication, position, caplog):
-    data = os.urandom(12 * MIB)
+    data = os.urandom(24 * MIB)  # the rest is more than may be on its way
     out = FileOutput(namenode, path, replication=replication, block_size=32 * MIB)
     with out:
         out.write(data[: 5 * MIB + 77])
