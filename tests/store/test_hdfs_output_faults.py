@@ -132,9 +132,10 @@ def test_files_written_together_leave_a_frozen_datanode_at_once(cluster, namenod
 
 
 def test_what_one_datanode_has_alone_is_copied_while_the_file_is_open(cluster, namenode, path):
-    """The NameNode knows of it, which by itself would copy it when the file is closed."""
-    data = os.urandom(12 * MIB)
-    with FileOutput(namenode, path, replication=2, block_size=32 * MIB) as out:
+    """The NameNode knows of it, which by itself would copy it when the file is closed. More is written
+    than may be on its way, or nobody waits for the frozen one."""
+    data = os.urandom(32 * MIB)
+    with FileOutput(namenode, path, replication=2, block_size=64 * MIB) as out:
         out.write(data[: 5 * MIB])
         victim = out.nodes[0]
         with cluster.frozen(cluster.index_of(victim.address)):
