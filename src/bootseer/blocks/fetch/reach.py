@@ -9,7 +9,7 @@ import math
 
 MOST = 8 << 20
 """Bytes. A longest window keeps what nobody may wait for below a second of a link of 100 Mbit/s."""
-_TIMES = 8
+_TIMES = 6
 """So many times the least time in which an answer began may be spent on what it brings."""
 
 
