@@ -53,6 +53,7 @@ COMMANDS = {
     "turn": "bench turn",
     "scheduler": "bench scheduler",
     "daemons": "bench daemons",
+    "account": "bench account",
     "emit": "bench emit",
     "fleet": "bench fleet",
 }

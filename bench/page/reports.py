@@ -45,7 +45,7 @@ SCENARIOS = (
         "Striped files in HDFS",
         ("stripefs-writes", "stripefs-secured", "stripefs-ablation", "stripefs-placement", "stripefs"),
     ),
-    Scenario("profiler", "Profiler and daemons", ("emit", "fleet", "daemons")),
+    Scenario("profiler", "Profiler and daemons", ("emit", "fleet", "daemons", "account")),
     Scenario(
         "ablations",
         "What single parts are worth",
