@@ -91,7 +91,7 @@ def settled(path: Path) -> Path:
         kept = found.st_mode & stat.S_ISVTX and (entry is None or known(entry.st_uid))
         if not believed(found.st_uid) or (_others_write(found) and not kept):
             raise ConfigError(
-                f"others can replace {below}, because they can write to {real}", hint="choose a folder of root's"
+                f"others can replace {below}, because they can write to {real}", hint="choose another folder"
             )
         if entry is None:
             return below.joinpath(*reversed(todo))

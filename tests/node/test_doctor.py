@@ -174,8 +174,10 @@ def test_a_folder_that_others_can_replace(place: Path, name: str) -> None:
     (place / "open").chmod(0o777)
     places = {"cache": place / "c", "state": place / "s"} | {name: place / "open/own"}
     config = Config(cache_dir=str(places["cache"]), state_dir=str(places["state"]))
+    seen: list[Path] = []
     for _ in range(2):
-        report = examine(config)
+        report = examine(config, progress=lambda _: seen.extend(place.glob("open/*doctor*")))
+        assert not seen, "it works where others could lead it elsewhere"
         check = next(check for check in report.checks if check.name == "cache")
         assert (check.status, "others can replace" in check.detail, report.exit_code) == ("missing", True, 71), check
         assert not [one for one in place.rglob("*doctor*")]

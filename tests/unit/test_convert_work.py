@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from bootseer import image
 from bootseer.blocks.publish import spool
-from bootseer.errors import FullError
+from bootseer.errors import ConfigError, FullError
 from bootseer.image import conversion
 from bootseer.image.conversion import work_folder
 from bootseer.oci import pipeline
@@ -73,14 +74,18 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert list(outside.iterdir()) == [outside / "lock"]
 
 
-def test_nothing_is_removed_where_others_could_put_links(tmp_path: Path) -> None:
+@pytest.mark.root
+@pytest.mark.parametrize(("mode", "owner", "left"), [(0o777, 0, 1), (0o755, 65534, 1), (0o1777, 0, 0), (0o755, 0, 0)])
+def test_nothing_is_written_or_removed_where_others_could_put_links(
+    tmp_path: Path, mode: int, owner: int, left: int
+) -> None:
     (tmp_path / "bootseer-convert-dead").mkdir()
     (tmp_path / "bootseer-convert-dead/lock").touch()
-    for mode, left in ((0o777, 1), (0o1777, 0)):
-        tmp_path.chmod(mode)
-        with work_folder(tmp_path):
-            pass
-        assert len(list(tmp_path.iterdir())) == left
+    tmp_path.chmod(mode)
+    os.chown(tmp_path, owner, owner)
+    with pytest.raises(ConfigError, match="others can replace") if left else nullcontext(), work_folder(tmp_path):
+        assert not left
+    assert len(list(tmp_path.iterdir())) == left
 
 
 def test_folders_of_others_are_left_alone_whatever_their_names(tmp_path: Path) -> None:

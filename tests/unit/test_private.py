@@ -10,14 +10,18 @@ import stat
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bootseer import image
+from bootseer.blocks.without_mount import look, prefetch
 from bootseer.env import overlay
 from bootseer.errors import ConfigError
 from bootseer.folders import enterable, private_folder, spread, trusted
+from bootseer.objects import open_store
+from support import forked
 
 
 def mode(path: Path) -> int:
@@ -47,6 +51,25 @@ def test_a_folder_that_others_write_to_is_refused(tmp_path: Path, where: str) ->
     os.chmod(tmp_path / "state" / where, 0o777)
     with pytest.raises(ConfigError, match="others can write to"):
         private_folder(tmp_path / "state", sub="images/one")
+
+
+@pytest.mark.root
+def test_no_verb_of_root_follows_what_is_in_a_cache_of_somebody_else(tmp_path: Path) -> None:
+    cache, outside = tmp_path / "cache", tmp_path / "outside"
+    for folder in (cache / "trees", cache / "blocks" / ("b" * 64), cache / "work", outside):
+        folder.mkdir(parents=True)
+    (outside / "passwd").write_text("root's")
+    (cache / "trees" / ("a" * 64)).symlink_to(outside)
+    (cache / "blocks" / ("b" * 64) / "lock").symlink_to(outside / "passwd")
+    subprocess.run(["chown", "-hR", "65534:65534", cache], check=True)
+    environ = {**os.environ, "BOOTSEER_CACHE_DIR": str(cache), "BOOTSEER_STATE_DIR": str(tmp_path / "state")}
+    for words in ("cache ls", "cache gc --all", "cache verify --repair", "clean"):
+        done = forked.cli(*words.split(), env=environ)
+        assert (done.returncode, "user 65534" in done.stderr) == (78, True), done
+    for use in (partial(look, open_store(str(tmp_path / "store")), "a" * 64), partial(prefetch, "/none", "a" * 64)):
+        with pytest.raises(ConfigError, match="user 65534"):
+            use(cache_dir=cache)
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"passwd": "root's"}
 
 
 @pytest.mark.parametrize("where", [".", "images"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import tempfile
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from bootseer.chunks.nodeblocks import NodeBlocks
 from bootseer.closing import Closing
 from bootseer.erofs import Reader
 from bootseer.errors import FullError, NotWritableError
+from bootseer.folders import private_folder
 from bootseer.objects import Store, open_store
 
 __all__ = ["OpenTree", "extract", "look", "prefetch"]
@@ -44,7 +44,7 @@ def prefetch(
     """Pull the hot blocks of a tree into the node cache (all blocks when there is no profile); returns how many are
     ready. Raises `UnavailableError` also when a block server owns the cache."""
     store = open_store(store_url)
-    tree = localize(store, digest, Path(os.path.abspath(cache_dir)))
+    tree = localize(store, digest, private_folder(cache_dir))
     traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
     wanted = merge(traces, tree.map) if traces else list(range(tree.map.count))
     with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
@@ -70,7 +70,7 @@ def look(store: Store, digest: str, cache_dir: Path) -> OpenTree:
     """Open a tree for reading names and single files straight from the store. Its metadata are kept in ``cache_dir``,
     or in memory only where that cannot be written. Raises `NotFoundError`, `DataError`, `UnavailableError`."""
     try:
-        tree = localize(store, digest, Path(os.path.abspath(cache_dir)))
+        tree = localize(store, digest, private_folder(cache_dir))
         meta = tree.meta.read_bytes()
     except (NotWritableError, FullError) as exc:
         log.info("%s; keeping nothing", exc)

@@ -24,6 +24,7 @@ from bootseer.cli._shared import (
     understood,
 )
 from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.folders import trusted
 from bootseer.units import count_text, one_line, parse_size, size_text
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def verify(
 
 
 def _cache() -> Path:
-    return Path(settings().cache_dir).absolute()
+    return trusted(Path(settings().cache_dir))  # what others put there would lead elsewhere
 
 
 def _name(one: Part | Gone | Check) -> str:

@@ -290,9 +290,9 @@ def _verify(shared: Store, found: SnapshotManifest) -> int:
     from rich.console import Console
 
     from bootseer.env import quarantine, snapshots
+    from bootseer.folders import private_folder
 
-    base = Path(settings().cache_dir)
-    base.mkdir(parents=True, exist_ok=True)
+    base = private_folder(Path(settings().cache_dir))
     with Console(stderr=True).status(f"verifying {found.key[:12]}"), tempfile.TemporaryDirectory(dir=base) as work:
         count = snapshots.verify(shared, found, Path(work))
     quarantine.lift(base, quarantine.mark_of(found))
@@ -322,6 +322,7 @@ def export(
 
     from bootseer.env import export, manifest, snapshots
     from bootseer.errors import doing
+    from bootseer.folders import private_folder
     from bootseer.objects import signature
 
     if form not in ("oci-layer", "tar"):
@@ -329,8 +330,7 @@ def export(
     shared, config = open_shared(store), settings(store)
     found = snapshots.load(shared, key)
     manifest.check_signed(found, signature.trusted_keys(config))
-    base = Path(config.cache_dir)
-    base.mkdir(parents=True, exist_ok=True)
+    base = private_folder(Path(config.cache_dir))
     with tempfile.TemporaryDirectory(dir=base) as work, doing(f"write {output}"):
         if output == "-":
             export.export(shared, found, form, Path(work), sys.stdout.buffer)  # type: ignore[arg-type]

@@ -367,16 +367,17 @@ def cache(config: Config, folder: Path | None) -> str | Found:
     """Where blocks are kept: file system, free space, whether it can be written to."""
     path = Path(config.cache_dir).absolute()
     there = nearest(path)
-    if folder is None or not os.access(there, os.W_OK):
-        kind = PrivilegeError if os.geteuid() != 0 else NotWritableError
-        raise kind(f"{there} cannot be written to", hint=f"make {path} writable, or set cache_dir")
-    for own in (path, Path(config.state_dir).absolute()):  # as each start does before it writes there
+    closed = not os.access(there, os.W_OK)
+    for own in (path, Path(config.state_dir).absolute()) if not closed else ():  # as each start does first
         with doing(f"use the folder {own}"):
             if own.exists():
                 trusted(own)
             else:
                 with tempfile.TemporaryDirectory(prefix=".bootseer-doctor-", dir=nearest(own)) as made:
                     trusted(Path(made))
+    if closed or folder is None:
+        kind = PrivilegeError if os.geteuid() != 0 else NotWritableError
+        raise kind(f"{there} cannot be written to", hint=f"make {path} writable, or set cache_dir")
     free = shutil.disk_usage(there).free
     fstype = mount.fstype(there) or "unknown"
     detail = f"{path}: {fstype}, {free / 1e9:.1f} GB free"

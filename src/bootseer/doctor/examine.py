@@ -16,6 +16,7 @@ from bootseer.config import Config, shown
 from bootseer.doctor import canary, checks
 from bootseer.doctor.checks import Check, DoctorReport, Found
 from bootseer.errors import BootseerError, PrivilegeError, logged
+from bootseer.folders import settled
 from bootseer.kernel import mount
 
 _log = logging.getLogger(__name__)
@@ -98,8 +99,9 @@ def attempt(name: str, check: Callable[[], str | Found], cost: str, fix: str, *,
 def _folder(cache: Path) -> tuple[Path, bool]:
     """A fresh folder beside the cache, or anywhere; and whether it is beside the cache."""
     try:
-        return Path(tempfile.mkdtemp(prefix=".bootseer-doctor-", dir=checks.nearest(cache.absolute()))), True
-    except OSError as exc:
+        beside = settled(checks.nearest(cache.absolute()) / "any").parent  # where others lead none of it elsewhere
+        return Path(tempfile.mkdtemp(prefix=".bootseer-doctor-", dir=beside)), True
+    except (BootseerError, OSError) as exc:
         _log.info("cannot work beside the cache: %s", exc)
         return Path(tempfile.mkdtemp(prefix="bootseer-doctor-")), False
 

@@ -203,7 +203,9 @@ class Held:
                 anew = msgspec.json.encode(_Note(here)) if here != note.child_paths else b""
             if anew:
                 beside = file.with_name(f".{file.name}.bootseer")
-                beside.write_bytes(anew)
+                beside.unlink(missing_ok=True)
+                with beside.open("xb") as made:  # the tree of another may have a link there
+                    made.write(anew)
                 beside.replace(file)  # whole or not at all: Triton ends the job for half a note
             elif self.group:
                 continue

@@ -21,7 +21,7 @@ from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
 from bootseer.chunks.manifest import tree_key
 from bootseer.errors import BootseerError, NotFoundError, doing
-from bootseer.folders import adopted, clear, owned_folder, remove
+from bootseer.folders import adopted, clear, owned_folder, remove, settled
 from bootseer.image import record as records
 from bootseer.image.record import ImageRecord
 from bootseer.objects import Store, lease, open_store, signature
@@ -185,16 +185,15 @@ def _read_all(image: oci.Image) -> None:
 
 @contextlib.contextmanager
 def work_folder(parent: Path) -> Iterator[Path]:
-    """A folder of our own below ``parent``, removed at the end; those of conversions that were killed go first."""
+    """A folder of our own below ``parent``, removed at the end; those of conversions that were killed go first. Raises
+    `ConfigError` where others could put a link in place of one just while it is written to or emptied."""
     with contextlib.ExitStack() as undo:
         with doing(f"work in {parent}"):
             parent.mkdir(parents=True, exist_ok=True)
-            mode = parent.stat().st_mode
-            # Elsewhere others could put a link in place of a folder just while it is emptied.
-            if not mode & 0o022 or mode & stat.S_ISVTX:
-                for old in parent.glob(f"{_WORK}*"):
-                    with contextlib.suppress(OSError):
-                        _remove_left(old)
+            parent = settled(parent / _WORK).parent
+            for old in parent.glob(f"{_WORK}*"):
+                with contextlib.suppress(OSError):
+                    _remove_left(old)
             folder = undo.enter_context(owned_folder(parent, _WORK))
             undo.callback(clear, folder)
         yield folder
