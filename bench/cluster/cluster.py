@@ -32,22 +32,21 @@ from bench.cluster.figures import compute
 from bench.cluster.scenario import Scenario, load, names, of_sizes
 from bench.cluster.site import DATANODES, WORKLOAD, Cluster, cache
 from bench.common import invocation, ordinary
-from bench.common.debian import uv
 from bench.common.invocation import Options, say
 from bench.common.report import Report, Run
-from bench.demo.full import JOB_ENV, forget_image, forget_starts
+from bench.demo import strongest
+from bench.demo.full import forget_image, forget_starts
 from bench.demo.ingredients import Ingredients
 from bootseer.demo import starts, workplace
 from bootseer.demo.ingredients import SETTINGS
-from bootseer.demo.programs import BOOTSEER, run
+from bootseer.demo.programs import BOOTSEER
 from bootseer.demo.starts import Measured
 from bootseer.errors import BootseerError, ConfigError, DataError
-from bootseer.launch.job import Job, MountTable
 
 PROGRAMS = {
     "ordinary": ordinary.PROGRAM,
     "local": ordinary.PROGRAM,
-    "strongest": (sys.executable, "-m", "bench.cluster.mix"),
+    "strongest": strongest.PROGRAM,
     "strict": (*started.STARTED, started.STRICT),
 }
 """What is run as bootseer by starts that are not ours, or not with all of it."""
@@ -56,7 +55,6 @@ _SETTLE_SECONDS = 300.0
 _OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
 """Begins the command line of a node: what it mounts is not in the containers of others, which would keep it in use."""
 _BEFORE = Scenario(about="A start that is not measured")
-_UV_CACHE = "/opt/uv-cache"
 
 
 class Fleet:
@@ -127,8 +125,9 @@ class Fleet:
         node = self.cluster.nodes[number]
         site = msgspec.structs.replace(self.site, containerd=self.cluster.containerds[number])
         job = site.job(plain=_way(variant) != "bootseer", local=self.cluster.parts if variant == "local" else None)
-        if variant == "strongest":
-            job = self._with_uv(job)
+        mix = self.cluster.mix if variant == "strongest" else None
+        if mix:
+            job = mix.job(job)
         environ = {
             **SETTINGS,
             **site.variables(),
@@ -136,7 +135,7 @@ class Fleet:
             "BOOTSEER_NODES": str(scenario.nodes or len(self.cluster.nodes)),
             "BOOTSEER_NODE_RANK": str(number),
             "BOOTSEER_CYCLE": "1" if scenario.cycle == "hot" else "0",
-            "CLUSTER_NYDUS": self.cluster.nydus if variant == "strongest" else "",
+            **(mix.variables() if mix else {}),
         }
         return starts.run(
             "start",
@@ -149,25 +148,6 @@ class Fleet:
             prefix=node.argv(_OWN_MOUNTS),
             program=PROGRAMS.get(variant, BOOTSEER),
         )
-
-    def _with_uv(self, job: Job) -> Job:
-        assert job.env is not None
-        command = ["/opt/uv", "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--cache-dir", _UV_CACHE,
-                   "--link-mode", "copy", "--index-url", self.cluster.site.index_url, "--target", JOB_ENV,
-                   "--requirement", "/job/requirements.txt"]  # fmt: skip
-        shared = [
-            MountTable(source=uv(), target="/opt/uv"),
-            MountTable(source=str(self.work / "uv-cache"), target=_UV_CACHE, readonly=False),
-        ]
-        return msgspec.structs.replace(job, env=msgspec.structs.replace(job.env, command=command), mounts=shared)
-
-    def fill_uv(self) -> None:
-        """Fill the cache that uv shares."""
-        target, index = self.work / "uv-target", self.cluster.site.index_url
-        run([uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--cache-dir",
-             str(self.work / "uv-cache"), "--index-url", index, "--target", str(target), "--requirement",
-             str(WORKLOAD.job / "requirements.txt")])  # fmt: skip
-        shutil.rmtree(target)
 
     def _run(self, scenario: Scenario, done: list[Measured], moved: dict[str, int], cpu: float) -> Run:
         hot = scenario.cycle == "hot"
@@ -207,7 +187,8 @@ class Fleet:
     def _clean(self, variant: str, node: int) -> None:
         """The node has nothing of an earlier start of ``variant``."""
         shutil.rmtree(self._place(variant, node), ignore_errors=True)
-        if variant == "ordinary" or (variant == "strongest" and not self.cluster.nydus):
+        mix = self.cluster.mix if variant == "strongest" else None
+        if variant == "ordinary" or (mix and mix.needs_containerd):
             forget_image(msgspec.structs.replace(self.cluster.site, containerd=self.cluster.containerds[node]))
 
 
@@ -252,7 +233,6 @@ def _run(options: Options, report: Report) -> None:
             way: Fleet(cluster, work, report, options.runs, way)
             for way in dict.fromkeys(scenario.store for scenario in scenarios)
         }
-        next(iter(fleets.values())).fill_uv()
         for scenario in scenarios:
             say(f"{scenario.name}: {scenario.about}")
             fleets[scenario.store].scenario(scenario)

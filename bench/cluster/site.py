@@ -6,7 +6,6 @@ The links have a limit in both directions. The NameNode answers without one: it 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -17,12 +16,9 @@ from bench.common import peers
 from bench.common.debian import Workload
 from bench.demo.full import Addresses, stored
 from bench.demo.ingredients import Ingredients
-from bench.image.parts import nydus_image
-from bootseer import oci
+from bench.demo.strongest import Strongest, uv_index
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.starts import read_all
-from bootseer.errors import BootseerError, UnsupportedError
-from bootseer.image import runtime
 from support.netns import Node
 from support.registry import DockerRegistry, without_tls
 from support.registrycache import RegistryCache
@@ -38,7 +34,6 @@ WORKLOAD = Workload(
 DATANODES = 4
 Say = Callable[[str], None]
 _MBIT = 1e6 / 8
-_NYDUS = "bench/nydus"
 _UNLIMITED = 20_000
 _READER = """
 import sys, urllib.request
@@ -102,11 +97,9 @@ class Cluster:
         stack.enter_context(mirror)
         stack.enter_context(without_tls(registry.address, mirror.address))
         self.registry, self.mirror = registry.address, mirror.address
-        for wheel in parts.index.glob("wheels/*.whl"):  # uv wants the page of a project to list no other's files
-            project = self.work / "index/simple" / wheel.name.partition("-")[0].lower().replace("_", "-")
-            project.mkdir(parents=True, exist_ok=True)
-            (project / wheel.name).symlink_to(wheel)
-        index = peers.file_server(self.work / "index", self._index.address, self.work, self._index.argv([]))
+        index = peers.file_server(
+            uv_index(parts.index, self.work), self._index.address, self.work, self._index.argv([])
+        )
         address = stack.enter_context(index)
         self.containerds = [
             stack.enter_context(peers.containerd(self.work / f"ctr{i}", node.argv([]), built=False))[-1]
@@ -119,7 +112,7 @@ class Cluster:
         )
         for store in (self.site.store, self.store("registry")):
             run([*BOOTSEER, "image", "convert", self.site.ref, "--store", store, "--json"])
-        self.nydus = self._nydus() if self._compared else ""
+        self.mix = self._strongest() if self._compared else None
         for folder in (parts.registry, parts.index, parts.job_env, parts.checkpoint):
             read_all(folder)  # servers are warm
         for node in (*self.nodes, *self.hadoop.network.nodes, self._registry, self._mirror, self._index):
@@ -133,32 +126,16 @@ class Cluster:
         """Setting of the nodes in such a scenario."""
         return f"{self.registry}={self.mirror}" if way == "mirror" else ""
 
-    def _nydus(self) -> str:
-        """What `peers.nydus` is to be given; empty where it is not built."""
-        folder = self.work / "nydus-image"
-        folder.mkdir()
-        try:
-            peers.program("nydusd")
-            bootstrap = nydus_image(folder, self.site.ref, f"{self.registry}/{_NYDUS}:1", self._job, self.say)
-        except UnsupportedError:
-            return ""
-        return json.dumps(
-            {"registry": self.registry, "repository": _NYDUS, "bootstrap": str(bootstrap), "prefetch": "yes"}
-        )
-
-    def _job(self, root: Path, config: oci.ImageConfig, state: Path) -> None:
-        """The job with everything local, in a root file system."""
-        job = self.site.job(local=self.parts)
-        binds = [runtime.Bind(one.source, one.target, True) for one in job.mounts]
-        if code := runtime.run(root, config, job.job.command, env=job.job.env, mounts=binds, state_dir=state):
-            raise BootseerError(f"the job ended with code {code}")
+    def _strongest(self) -> Strongest:
+        local, requirements = self.site.job(local=self.parts), WORKLOAD.job / "requirements.txt"
+        made = Strongest(self.work, self.site.ref, self.site.index_url, local, requirements)
+        made.fill(self.say)
+        return made
 
     @property
     def strongest(self) -> str:
         """What the strongest mix is made of."""
-        if not self._compared:
-            return "not compared"
-        return f"{'nydus' if self.nydus else 'containerd (nydus is not built)'}, uv, hdfs-native"
+        return self.mix.tools if self.mix else "not compared"
 
     def moved(self) -> dict[str, int]:
         """Bytes that have left the servers so far, and requests that the index has answered."""

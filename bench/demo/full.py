@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +19,9 @@ import msgspec
 
 from bench.common import ordinary, peers
 from bench.common.debian import Workload
+from bench.demo import strongest
 from bench.demo.ingredients import Ingredients
+from bench.demo.strongest import Strongest, uv_index
 from bootseer import stripefs
 from bootseer.demo import starts, workplace
 from bootseer.demo.comparison import Recipe, Say
@@ -107,10 +111,11 @@ def stored(hdfs: HadoopCluster, checkpoint: Path) -> dict[str, str]:
 class Full(Recipe):
     """``workload`` is started; what it needs is made below ``cache``."""
 
-    halves = (("ordinary", "local"), ("first", "again"))
+    halves = (("ordinary", "local", "strongest"), ("first", "again"))
     what: ClassVar[Mapping[str, str]] = {
         "ordinary": "containerd pulls, pip installs, Hadoop's client copies",
         "local": "the same with everything on the node already",
+        "strongest": "nydus prefetches what the job opens, uv has a full cache, hdfs-native copies",
         "first": "lazy image without a profile, set-up command captured, striped checkpoint",
         "again": "hot blocks prefetched, environment mounted, striped checkpoint",
     }
@@ -135,9 +140,11 @@ class Full(Recipe):
         with contextlib.ExitStack() as stack:
             network = ShapedNetwork(workplace.prefix(self.cache), rate_mbit=self.rate_mbit, subnet=self.subnet)
             node = stack.enter_context(network).nodes[0]
-            registry = stack.enter_context(DockerRegistry(host=network.host, root=parts.registry))
+            root = work / "registry"
+            shutil.copytree(parts.registry, root, copy_function=os.link)  # what is pushed goes with it
+            registry = stack.enter_context(DockerRegistry(host=network.host, root=root))
             stack.enter_context(without_tls(registry.address))
-            index = stack.enter_context(peers.file_server(parts.index, network.host, work))
+            index = stack.enter_context(peers.file_server(uv_index(parts.index, work), network.host, work))
             say("HDFS: a NameNode and 4 DataNodes start")
             # one replica: all DataNodes share this machine's disk, more would only cost space
             hdfs = HadoopCluster(work / "hdfs", bind=network.host, settings={"dfs.replication": "1"})
@@ -151,10 +158,13 @@ class Full(Recipe):
             )
             self.conversion = _convert(addresses)
             say(f"image convert: {self.conversion['seconds']:.0f} s, once for each image in a cluster")
+            local, requirements = addresses.job(local=parts), parts.workload.job / "requirements.txt"
+            mix = Strongest(work, addresses.ref, addresses.index_url, local, requirements)
+            mix.fill(say)
             # servers are warm, nodes are cold: each start has a new node cache, and containerd has no image
             for folder in (parts.registry, parts.index, parts.job_env, parts.checkpoint):
                 starts.read_all(folder)
-            yield FullSite(parts, addresses, node)
+            yield FullSite(parts, addresses, node, mix)
 
 
 def _convert(addresses: Addresses) -> dict[str, float]:
@@ -167,26 +177,29 @@ def _convert(addresses: Addresses) -> dict[str, float]:
 class FullSite:
     """The servers at ``addresses``, and ``node``, which reaches them."""
 
-    def __init__(self, parts: Ingredients, addresses: Addresses, node: Node) -> None:
-        self._parts, self.addresses, self._node = parts, addresses, node
+    def __init__(self, parts: Ingredients, addresses: Addresses, node: Node, mix: Strongest) -> None:
+        self._parts, self.addresses, self._node, self._mix = parts, addresses, node, mix
+        self.tools = mix.tools
 
     def start(self, variant: str, work: Path, *, program: Sequence[str] = BOOTSEER) -> starts.Measured:
         """``program`` as of `starts.run`."""
-        if variant == "ordinary":
+        mix = self._mix if variant == "strongest" else None
+        if variant == "ordinary" or (mix and mix.needs_containerd):
             forget_image(self.addresses)
         if variant == "first":
             forget_starts(self.addresses.store)
         usual = variant in ("ordinary", "local")
+        job = self.addresses.job(plain=usual or mix is not None, local=self._parts if variant == "local" else None)
         done = starts.run(
             variant,
-            self.addresses.job(plain=variant == "ordinary", local=self._parts if variant == "local" else None),
+            mix.job(job) if mix else job,
             work,
-            environ=self.addresses.variables(),
+            environ={**self.addresses.variables(), **(mix.variables() if mix else {})},
             received=self._node.bytes_received,
-            without="all" if usual else "",
+            without="all" if usual or mix else "",
             node=self._node.name,
             prefix=self._node.argv([]),
-            program=ordinary.PROGRAM if usual else program,
+            program=strongest.PROGRAM if mix else ordinary.PROGRAM if usual else program,
         )
         workplace.await_end(work, _SETTLE_SECONDS)  # the next start is to find the hot pack, and the cores
         return done

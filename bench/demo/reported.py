@@ -53,12 +53,14 @@ class Reported(Comparison):
         entries, differences = site.differences(work)
         for line in differences:
             self.say(f"file trees differ: {line}")
-        self._figures(entries > 0 and not differences, time.monotonic() - self.began)
+        self._figures(entries > 0 and not differences, time.monotonic() - self.began, site.tools)
 
-    def _figures(self, identical: bool, total: float) -> None:
+    def _figures(self, identical: bool, total: float, tools: str) -> None:
         """Runs and figures of the report, from what was measured."""
         for n, done in ((n, done) for found in self.starts.values() for n, done in enumerate(found, 1)):
             run = as_run(done, done.variant, n)
+            if done.variant == "strongest":
+                run.details["strongest"] = tools
             run.details["bound_seconds"] = round(self.bound(done), 3)
             self.report.runs.append(run)
         conversion = dict(self.recipe.conversion)

@@ -36,8 +36,9 @@ ROWS = (
         (("containerd",), ("nydus", "nydus-prefetch"), ("on-demand",), ("hot",), ("local",)),
         "containerd pulls the image; nydus 2.2, on demand or with a list of files to prefetch"),
     Row("a job with torch on one node: first step", "one-node", "demo",
-        (("ordinary",), (), ("first",), ("again",), ("local",)),
-        "containerd pulls the image, pip installs, the checkpoint is copied"),
+        (("ordinary",), ("strongest",), ("first",), ("again",), ("local",)),
+        "containerd pulls the image, pip installs, Hadoop's client copies the checkpoint; nydus 2.2 with a list of"
+        " files to prefetch, uv with a full cache, hdfs-native"),
     Row("a light job on eight nodes: first step on all", "many-nodes", "cluster",
         (("cold:ordinary",), ("cold:strongest",), ("cold:first",), ("cold:again",), ("cold:local",)),
         "containerd, pip, a copied checkpoint; nydus 2.2, uv, hdfs-native"),

@@ -1,4 +1,4 @@
-"""The whole demo with its small job: every server real, four starts, and nothing left behind."""
+"""The whole demo with its small job: every server real, five starts, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ def left_over(cache: Path) -> list[str]:
     return [*folders, *links, *names, *servers.splitlines()]
 
 
-def test_four_starts_one_report(cache: Path, tmp_path: Path) -> None:
+def test_five_starts_one_report(cache: Path, tmp_path: Path) -> None:
     done = subprocess.run(argv(cache, tmp_path), capture_output=True, text=True, timeout=380, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert {run["variant"] for run in report["runs"]} == {"ordinary", "local", "first", "again", "convert"}
+    assert {run["variant"] for run in report["runs"]} == {
+        "ordinary", "local", "strongest", "first", "again", "convert",
+    }  # fmt: skip
     runs = {run["variant"]: run for run in report["runs"]}
     moved = {name: runs[name]["bytes"]["link_until_first_step"] for name in ("ordinary", "local")}
     assert moved["ordinary"] > 10 * moved["local"]  # whose image containerd has kept
+    assert runs["strongest"]["details"]["strongest"].endswith("uv, hdfs-native")
     assert runs["first"]["details"]["env"]["how"] == "ran-and-published"
     assert runs["again"]["details"]["env"]["how"] == "restored-mount"
     assert runs["again"]["details"]["image"]["hot_total"] > 0
