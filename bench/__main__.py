@@ -56,7 +56,7 @@ BENCHMARKS = {
                       "10 minutes", "root, registry, Hadoop, containerd, 40 GB"),
     "daemons": Benchmark("bench.micro.daemons", "memory and processor time of idle daemons", "2 minutes"),
     "account": Benchmark("bench.micro.account", "`store du` of 100,000 objects in a folder and on HDFS",
-                         "8 minutes, quick 2", "Hadoop"),
+                         "2 minutes, quick 1", "Hadoop"),
     "emit": Benchmark("bench.micro.emit", "what start-up events cost the job", "1 minute", "nothing"),
     "fleet": Benchmark("bench.micro.fleet", "the profiler with 10,000 nodes and 30,000 starts", "3 minutes", "nothing"),
 }  # fmt: skip

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer.config import Config
 from bootseer.doctor import Check, DoctorReport, Status, canary, checks, examine
 from bootseer.doctor.examine import attempt
 from bootseer.errors import DataError
+from bootseer.image import record
 from bootseer.kernel import mount
+from bootseer.objects import open_store
 from support import forked
+from support.records import record_of
 from support.waits import until
 
 NAMES = [
@@ -136,6 +144,75 @@ def test_without_tools(place: Path) -> None:
     assert done.returncode == 0, done
     found = _found(done)
     assert found["fuse canary"]["status"] == "ok"
+    done = forked.cli("doctor", env=environ)
+    assert done.stdout.endswith("\nThe fast way works here, but for containers: no runtime\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [
+        (["mine/shut", "mine/good"], "ok"),
+        (["mine/gone", "mine/good"], "ok"),
+        (["mine/shut", "other/good"], "limited"),
+        (["mine/gone", "mine/shut"], "missing"),
+        (["docker-archive:/x.tar", "!!", "mine/good"], "ok"),
+        (["other/redirect", "mine/good"], "ok"),
+        (["other/realm", "mine/good"], "limited"),
+        (["other/basic", "mine/good"], "limited"),
+        (["other/realm"], "limited"),
+        (["nobody/x", "mine/good"], "limited"),
+        ([], "ok"),
+    ],
+)
+def test_registries_of_which_one_image_is_bad(
+    names: list[str], status: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody who may write to the store chooses what records name: no login goes where it is not kept for."""
+    seen: dict[str, list[str]] = {"mine": [], "other": []}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            who = next(name for name, port in ports.items() if port == self.server.server_port)
+            seen[who] += [self.headers["Authorization"]] if self.headers["Authorization"] else []
+            mine = f"http://127.0.0.1:{ports['mine']}"
+            status, kind, value = {
+                "good": (200, "Docker-Content-Digest", "sha256:" + "a" * 64),
+                "gone": (404, "X", ""),
+                "shut": (403, "X", ""),
+                "redirect": (307, "Location", f"{mine}/v2/good/manifests/latest"),
+                "realm": (401, "WWW-Authenticate", f'Bearer realm="{mine}/v2/token",service="x"'),
+                "basic": (401, "WWW-Authenticate", 'Basic realm="x"'),
+                "token": (401, "X", ""),
+            }[self.path.split("/")[2].partition("?")[0]]
+            self.send_response(status)
+            self.send_header(kind, value)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with contextlib.ExitStack() as stack:
+        ports = {"nobody": 1}
+        for who in seen:
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+            ports[who] = server.server_port
+        store = open_store(place / "store")
+        for number, name in enumerate(names):
+            who, _, rest = name.partition("/")
+            reference = f"127.0.0.1:{ports[who]}/{rest}:1" if who in ports else name
+            record.save(store, msgspec.structs.replace(record_of(f"{number}", "0" * 64), reference=reference))
+        login = {"auth": base64.b64encode(b"me:secret").decode()}
+        logins = place / "logins.json"
+        logins.write_text(json.dumps({"auths": {f"127.0.0.1:{ports['mine']}": login}}))
+        monkeypatch.setenv("REGISTRY_AUTH_FILE", str(logins))
+        found = attempt("registries", lambda: checks.registries(Config(store=store.url)), "cost", "", essential=False)
+    assert found.status == status, found
+    assert seen["other"] == []
 
 
 def test_store_in_an_hdfs_that_does_not_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,7 +235,7 @@ def test_doctor_says_what_a_start_of_this_user_gets(daemon: NodeDaemon, site: Si
             assert PASSWORD not in said
             return code, {one["name"]: one for one in json.loads(said)["checks"]}
 
-        for user, uid, status in ((alice, ALICE, "ok"), (bob, BOB, "missing")):
+        for user, uid, status in ((alice, ALICE, "ok"), (bob, BOB, "limited")):
             code, found = examined(user, uid)
             assert code == 0, found
             for name in ("node daemon", "lazy images", "runtime"):

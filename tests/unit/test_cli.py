@@ -3,8 +3,10 @@
 import functools
 import json
 import os
+import pty
 import re
 import resource
+import select
 import signal
 import statistics
 import subprocess
@@ -21,6 +23,7 @@ from bootseer.image import record
 from bootseer.objects import open_store
 from support import clireference, forked
 from support.records import record_of
+from support.waits import until
 
 
 @pytest.fixture
@@ -269,7 +272,11 @@ def test_shells_complete_values_images_and_keys(shell, tmp_path):
     env |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}
 
     def completed(line):
-        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_TYPER_COMPLETE_ARGS": line}
+        words = {
+            "COMP_WORDS": line.replace(" ", "\n"),
+            "COMP_CWORD": str(line.count(" ")),
+            "_TYPER_COMPLETE_ARGS": line,
+        }
         done = forked.cli(env=env | words)
         assert (done.returncode, done.stderr) == (0, ""), done
         return done.stdout.replace("\\\\:", ":")
@@ -365,6 +372,45 @@ def test_bash_completes_a_verb(monkeypatch):
     """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["doctor"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("bootseer image inspect localhost/bert:1", "localhost/bert:1.2"),
+        ("bootseer image inspect localhost/bert:", "localhost/bert:1.2"),
+        ("bootseer image inspect localhost/be", "localhost/bert:1.2"),
+        ("bootseer image inspect docker-archive:/a", "docker-archive:/a.tar"),
+        ("bootseer env run --restore=unp", "--restore=unpack"),
+        ("bootseer env run --restore unp", "--restore unpack"),
+    ],
+)
+def test_bash_completes_words_that_it_cuts(line, whole, tmp_path, monkeypatch):
+    """Bash itself, on a terminal: it cuts words at colons, and completes what follows the last one."""
+    store = open_store(tmp_path / "s")
+    for digit, name in (("1", "localhost/bert:1.2"), ("a", "docker-archive:/a.tar"), ("2", "x:1")):
+        record.save(store, msgspec.structs.replace(record_of(digit, "0" * 64), reference=name))
+    monkeypatch.setenv("BOOTSEER_STORE", store.url)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
+    shown = b""
+    with os.fdopen(terminal, "r+b", buffering=0) as screen:
+
+        def shows(pattern: str) -> bool:
+            nonlocal shown
+            if select.select([screen], [], [], 0.1)[0]:
+                shown += screen.read(4096)
+            return re.search(pattern.encode(), shown) is not None
+
+        screen.write(b"""bind 'set enable-bracketed-paste off'; eval "$(bootseer --show-completion)"; echo rea""dy\n""")
+        until(lambda: shows("ready\r"), 60.0)
+        screen.write(f"{line}\t\x01echo '<\x05>'\n".encode())
+        until(lambda: shows("\n<.*>\r"), 60.0)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert re.findall(rb"\n<(.*?) *>\r", shown)[-1].decode().endswith(whole), shown
 
 
 def test_what_others_wrote_does_not_move_the_cursor(capsys):

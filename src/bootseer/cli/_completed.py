@@ -6,10 +6,12 @@ Shells evaluate what they are told, and names in a store are others' words: only
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import re
 import signal
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +20,32 @@ if TYPE_CHECKING:
 _PLAIN = re.compile(r"[\w.:/@+ -]+", re.ASCII)
 _SECONDS = 3
 """A store that does not answer completes nothing."""
+
+
+@contextlib.contextmanager
+def whole_words(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Bash cuts ``REPO:TAG`` and ``--option=value`` in words, and replaces the last one alone: the words are made whole
+    in ``environ``, and what is printed within loses what bash keeps."""
+    words, whole, kept, cut = environ["COMP_WORDS"].split("\n"), list[str](), "", False
+    for word in words[: int(environ["COMP_CWORD"]) + 1]:
+        sign, kept = word in (":", "@", "::"), ""
+        if word == "=" and whole[-1].startswith("--"):
+            whole.append("")
+        elif word and (sign or cut) and whole:
+            kept = whole[-1] + word * sign
+            whole[-1] += word
+        elif whole and whole[-1] == "":
+            whole[-1] = word
+        else:
+            whole.append(word)
+        cut = sign
+    environ.update(COMP_WORDS="\n".join(whole), COMP_CWORD=str(len(whole) - 1))
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        sys.stdout.write("".join(line.removeprefix(kept) for line in printed.getvalue().splitlines(keepends=True)))
 
 
 def values(*names: str) -> Callable[[str], list[str]]:

@@ -64,7 +64,8 @@ def doctor(
         names = ", ".join(check.name for check in report.lacking)
         console.print(f"\nThe fast way does not work here: {names}", highlight=False, markup=False)
     else:
-        console.print("\nThe fast way works here", highlight=False, markup=False)
+        runtime = any(check.name == "runtime" and check.status == "missing" for check in report.checks)
+        console.print("\nThe fast way works here" + ", but for containers: no runtime" * runtime, highlight=False)
     raise typer.Exit(report.exit_code)
 
 

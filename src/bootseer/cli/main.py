@@ -36,6 +36,12 @@ def _command() -> None:
             return
     from bootseer.cli.verbs import assemble
 
+    if os.environ.get("_BOOTSEER_COMPLETE") == "complete_bash":
+        from bootseer.cli._completed import whole_words
+
+        with whole_words(os.environ):
+            assemble()(prog_name="bootseer")
+
     try:
         code = assemble(_verb(words))(prog_name="bootseer", standalone_mode=False)
     except Exception as exc:

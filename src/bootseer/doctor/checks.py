@@ -5,6 +5,7 @@ What does not work is raised as a `BootseerError`, whose hint says how to get it
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import itertools
 import os
@@ -12,8 +13,9 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -24,11 +26,14 @@ from bootseer.folders import trusted
 from bootseer.kernel import fuse as kernel_fuse
 from bootseer.kernel import loop, mount, procfs
 
+if TYPE_CHECKING:
+    from bootseer import oci
+
 Status = Literal["ok", "limited", "missing"]
 _CAP_SYS_ADMIN = 21
 _ROOMY = 10 << 30
-_RECORDS, _REGISTRIES = 256, 4
-"""Records that are looked at, and registries that are asked."""
+_RECORDS, _REGISTRIES, _IMAGES = 256, 4, 4
+"""Records that are looked at, registries that are asked, and images of each."""
 _READ = ("images", "trees", "env/snapshots")
 """Folders of a store whose files each user must be able to read."""
 _GROUP_SHARED = stat.S_ISGID | stat.S_IWGRP
@@ -281,32 +286,48 @@ def node_daemon(config: Config) -> str | Found:
 
 
 def registries(config: Config) -> str | Found:
-    """Whether this user may have images of the store: of each registry one, asked for as a start asks."""
+    """Whether this user may have images of the store: of each registry one, asked for as a start asks. A login goes to
+    the registry alone for which it is kept, whatever records name."""
     from bootseer import oci
     from bootseer.image import record
     from bootseer.objects import open_store
+
+    asked = dict[str, dict[str, oci.Reference]]()
+    for one in itertools.islice(record.listing(open_store(config.store_url)), _RECORDS):
+        with contextlib.suppress(BootseerError):  # none that a start could ask for
+            ref = msgspec.structs.replace(oci.Reference.parse(one.reference), digest=one.image)
+            if ref.registry and (ref.registry in asked or len(asked) < _REGISTRIES):
+                asked.setdefault(ref.registry, {}).setdefault(ref.name, ref)
+    answers = [_gives(list(refs.values())[:_IMAGES]) for refs in asked.values()]
+    failed = [answer for answer in answers if isinstance(answer, BootseerError)]
+    detail = "; ".join(answer.message if isinstance(answer, BootseerError) else answer for answer in answers)
+    if not failed:
+        return detail or "no image of a registry is in the store"
+    refused = [exc for exc in failed if not isinstance(exc, UnavailableError)]
+    if not refused:
+        return Found(
+            "limited", detail, "nobody checks who may have its images, and tags are not looked up", failed[0].hint
+        )
+    status: Status = "limited" if len(failed) < len(answers) else "missing"
+    return Found(status, detail, "such images do not start here, as this user", refused[0].hint)
+
+
+def _gives(refs: Sequence[oci.Reference]) -> str | BootseerError:
+    """Which of these images of one registry it gives; else why not the first: it may be gone, or another's."""
     from bootseer.oci.registry import Registry
 
-    asked, told = dict[str, oci.Reference](), list[str]()
-    for one in itertools.islice(record.listing(open_store(config.store_url)), _RECORDS):
-        ref = oci.Reference.parse(one.reference)
-        if ref.registry and len(asked) < _REGISTRIES:
-            asked.setdefault(ref.registry, msgspec.structs.replace(ref, digest=one.image))
-    worst: BootseerError | None = None
-    for registry, ref in asked.items():
+    why: BootseerError | None = None
+    for ref in refs:
         try:
             with Registry(ref, mirrors=()) as asking:
                 asking.head_manifest(ref.selector, retries=0)
-            told.append(f"{registry} gives {ref.name}")
+            return f"{ref.registry} gives {ref.name}"
         except BootseerError as exc:
-            told.append(exc.message)
-            worst = exc if worst is None or isinstance(worst, UnavailableError) else worst
-    detail = "; ".join(told) or "no image of a registry is in the store"
-    if worst is None:
-        return detail
-    if isinstance(worst, UnavailableError):
-        return Found("limited", detail, "nobody checks who may have its images, and tags are not looked up", worst.hint)
-    return Found("missing", detail, "such images do not start here, as this user", worst.hint)
+            why = why or exc
+            if isinstance(exc, UnavailableError):
+                break
+    assert why
+    return why
 
 
 def _group_name(gid: int) -> str:
