@@ -112,6 +112,18 @@ def test_files_of_an_image(site: Site) -> None:
     assert site.json("ls", site.ref, "/bin/null")[0]["device"] == [1, 3]
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o755, 65534)])
+def test_root_extracts_nothing_where_others_change_names(site: Site, tmp_path: Path, mode: int, owner: int) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs").chmod(mode)
+    os.chown(tmp_path / "theirs", owner, owner)
+    for target in (tmp_path / "theirs", tmp_path / "theirs/new"):
+        with pytest.raises(ConfigError, match="others can replace"):
+            site.call("extract", site.ref, str(target))
+    assert not list((tmp_path / "theirs").iterdir())
+
+
 def test_images_of_a_store(site: Site) -> None:
     assert {row["reference"] for row in site.images()} == {site.ref, site.other}
     done = CliRunner().invoke(store.app, ["du", "--store", site.store.url, "--json"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import pwd
 import shutil
@@ -21,6 +22,7 @@ from bootseer.env import overlay
 from bootseer.errors import ConfigError
 from bootseer.folders import enterable, private_folder, spread, trusted
 from bootseer.objects import open_store
+from bootseer.slurm import jobfolder
 from support import forked
 
 
@@ -70,6 +72,23 @@ def test_no_verb_of_root_follows_what_is_in_a_cache_of_somebody_else(tmp_path: P
         with pytest.raises(ConfigError, match="user 65534"):
             use(cache_dir=cache)
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"passwd": "root's"}
+
+
+def test_what_is_made_beside_a_file_has_no_name_that_a_neighbour_can_guess(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("root's")
+    for name in (".prolog.new", "env.tar.part"):
+        (tmp_path / name).symlink_to(outside)
+    environ = {**os.environ, "BOOTSEER_CACHE_DIR": f"{tmp_path}/cache", "BOOTSEER_STATE_DIR": f"{tmp_path}/state"}
+    (target := tmp_path / "env").mkdir()
+    made = ("env", "run", "--no-background", "--restore=unpack", "--target", str(target), "--", "touch", f"{target}/x")
+    assert forked.cli(*made, env=environ).returncode == 0
+    (key,) = (one["key"] for one in json.loads(forked.cli("store", "ls", "--json", env=environ).stdout)["environments"])
+    done = forked.cli("env", "export", key, "-o", f"{tmp_path}/env.tar", env=environ)
+    assert (done.returncode, (tmp_path / "env.tar").stat().st_size > 0) == (0, True), done.stderr
+    jobfolder.write(tmp_path / "prolog", b"#!/bin/sh\n", 0o755)
+    assert mode(tmp_path / "prolog") == 0o755
+    assert outside.read_text() == "root's"
 
 
 @pytest.mark.parametrize("where", [".", "images"])

@@ -320,6 +320,7 @@ def export(
     import tempfile
     from pathlib import Path
 
+    from bootseer.closing import whole
     from bootseer.env import export, manifest, snapshots
     from bootseer.errors import doing
     from bootseer.folders import private_folder
@@ -336,14 +337,8 @@ def export(
             export.export(shared, found, form, Path(work), sys.stdout.buffer)  # type: ignore[arg-type]
             sys.stdout.buffer.flush()
             return
-        part = Path(f"{output}.part")
-        try:
-            with part.open("wb") as file:
-                export.export(shared, found, form, Path(work), file)  # type: ignore[arg-type]
-            part.replace(output)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        with whole(Path(output)) as file:
+            export.export(shared, found, form, Path(work), file)  # type: ignore[arg-type]
 
 
 def rm(

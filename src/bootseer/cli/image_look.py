@@ -28,6 +28,7 @@ from bootseer.cli._shared import (
     write_out,
 )
 from bootseer.errors import BootseerError, NotFoundError
+from bootseer.folders import settled
 from bootseer.units import one_line
 
 if TYPE_CHECKING:
@@ -116,6 +117,8 @@ def extract(
         with look(shared, record.tree, Path(config.cache_dir)) as tree:
             write_out(_content(tree.reader, ref, file), output)
         return
+    if os.geteuid() == 0:  # where nobody else changes names while it writes
+        target = settled(target / "any").parent
     began = time.monotonic()
     with Bars(quiet=False) as bars:
         bring(

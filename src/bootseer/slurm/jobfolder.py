@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from bootseer.closing import whole
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
 from bootseer.folders import private_folder, trusted
 from bootseer.kernel import flock
@@ -180,10 +181,9 @@ def ended() -> Iterator[Path]:
 
 def write(path: Path, content: bytes, mode: int) -> None:
     """Make or replace a file in one step."""
-    new = path.with_name(f".{path.name}.new")
-    new.write_bytes(content)
-    new.chmod(mode)
-    new.replace(path)
+    with whole(path) as new:
+        os.fchmod(new.fileno(), mode)
+        new.write(content)
 
 
 def _only(user: int) -> bytes:
