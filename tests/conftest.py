@@ -51,7 +51,7 @@ hypothesis.settings.register_profile("soak", max_examples=400, stateful_step_cou
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="also what is slow and rare, and many more examples")
     parser.addoption("--clients", action="store_true", help="also those of client programs (scripts/test --clients)")
-    parser.addoption("--fuzz-seconds", type=float, default=600.0, help="with --soak: for each decoder that is fuzzed")
+    parser.addoption("--fuzz-seconds", type=float, default=600.0, help="with --soak: for all decoders that are fuzzed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,7 @@
 """What others write is decoded or refused: whatever the bytes, with `BootseerError`, in seconds and in little memory.
 
 Bytes are made from valid ones: cut, flipped, put together anew, and where they are JSON with other values in them.
-Checksums are put right afterwards, as whoever writes the bytes can do. ``--soak`` takes ``--fuzz-seconds`` for each.
+Checksums are put right afterwards, as whoever writes the bytes can do. ``--soak`` takes ``--fuzz-seconds`` for all.
 """
 
 from __future__ import annotations
@@ -419,5 +419,5 @@ def deep(document: Any, depth: int) -> Iterator[bytes]:
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @each_format
-def test_for_minutes_what_others_write_is_decoded_or_refused(name: str, pytestconfig: pytest.Config) -> None:
-    fuzz(FORMATS[name], pytestconfig.getoption("--fuzz-seconds"), 500)
+def test_for_longer_what_others_write_is_decoded_or_refused(name: str, pytestconfig: pytest.Config) -> None:
+    fuzz(FORMATS[name], pytestconfig.getoption("--fuzz-seconds") / len(FORMATS), 500)
