@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.blocks import tree
 from bootseer.blocks.metadata import localize
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.packs import Packed, PackWriter
@@ -177,6 +180,30 @@ def test_what_put_raises_comes_out_and_every_thread_ends(bench: Bench) -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_writer_that_has_ended_holds_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """Nor its buffers: not until garbage is collected, as a store has connections open."""
+
+    def publish() -> weakref.ref[FolderStore]:
+        store = FolderStore(tmp_path / "store")
+        (tmp_path / "meta").write_bytes(b"meta")
+        (tmp_path / "data").write_bytes(noise(9, 1))
+        with pytest.raises(UnavailableError) if fails else contextlib.nullcontext():
+            tree.publish(store, tmp_path / "meta", tmp_path / "data", block_size=BLOCK)
+        return weakref.ref(store)
+
+    def fail(self: FolderStore, key: str, data: bytes | Path, **more: bool) -> bool:
+        raise UnavailableError("the store is gone")
+
+    if fails:
+        monkeypatch.setattr(FolderStore, "put", fail)
+    gc.disable()
+    try:
+        assert publish()() is None
+    finally:
+        gc.enable()
+
+
 def test_metadata_is_put_beside_the_last_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, put, others, beside = FolderStore(tmp_path / "store"), FolderStore.put, list[str](), threading.Event()
 
@@ -192,8 +219,8 @@ def test_metadata_is_put_beside_the_last_data(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "work").mkdir()
     with TreeWriter(store, tmp_path / "work") as out:
         out.packs.write(noise(9, 1))
-        tree = out.seal(b"meta", beside=beside.set)
-    assert others[2] == f"trees/{tree.digest}.json"
+        made = out.seal(b"meta", beside=beside.set)
+    assert others[2] == f"trees/{made.digest}.json"
 
 
 def test_a_full_work_folder_is_one_clear_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

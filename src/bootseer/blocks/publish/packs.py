@@ -145,6 +145,7 @@ class PackWriter(Closing):
     def close(self) -> None:
         """Stop the threads, after what they have begun. Without a `finish` nothing refers to what was put."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._failure = None  # its frames hold this
         self._spool.close()
 
     @contextlib.contextmanager

@@ -114,6 +114,8 @@ class PackSpool:
         """Stop the threads. Waits for the (at most two) puts under way, as they read files of ``folder``: as long as
         the store's own deadlines let them take."""
         self._putters.shutdown(wait=True, cancel_futures=True)
+        self._puts.clear()
+        self._put = lambda path, ref: None  # a method of who holds this, often: nothing waits for garbage collection
         if self._out is not None:
             self._out.close()
             self._out = None
@@ -129,7 +131,10 @@ class PackSpool:
         waiting = sum(size for _, size in self._puts)
         while self._puts and (waiting > allowed or self._puts[0][0].done()):
             future, size = self._puts.popleft()
-            future.result()
+            try:
+                future.result()
+            finally:
+                del future  # its error would hold this frame, and the frame it
             waiting -= size
 
     def _store(self, path: Path, ref: ObjectRef) -> None:
