@@ -211,25 +211,17 @@ os.environ["BOOTSEER_TEST_RUN"] = str(os.getpid())
 def _servers() -> set[int]:
     """Block servers and mounts, however detached, that this test run started and that are still alive."""
     found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
+    for name in os.listdir("/proc"):  # no paths: all processes of the machine, twice for each test
+        if name.isdecimal():
             try:
-                line = (entry / "cmdline").read_bytes()
+                with open(f"/proc/{name}/cmdline", "rb", 0) as file:
+                    line = file.read()
                 server = b"bootseer.blocks.serving.server" in line or b"bootseer.fsmount" in line
-                if server and _RUN.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.add(int(entry.name))
+                if server and _RUN.encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    found.add(int(name))
             except OSError:
                 continue
     return found
-
-
-def _await_ends(mounts: set[str], servers: set[int]) -> None:
-    """A server ends, with its mount, behind an unmount that waited for it long enough, or finishes a hot pack there."""
-    end = time.monotonic() + 20.0
-    while time.monotonic() < end:
-        if not _mounts() - mounts and not any(_name(pid) == "bootseer-pack" for pid in _servers() - servers):
-            return
-        time.sleep(0.01)
 
 
 def _name(pid: int) -> str:
@@ -245,8 +237,13 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if not any(mark.name in ("root", "hdfs", "registry", "runtime") for mark in request.node.iter_markers()):
         yield
         return
-    mounts, servers = _mounts(), _servers()
+    mounts, servers, began = _mounts(), _servers(), 0.0
     yield
-    _await_ends(mounts, servers)
-    assert _mounts() - mounts == set()
-    assert _servers() - servers == set()
+    while (left := (_mounts() - mounts, _servers() - servers)) != (set(), set()):
+        # a server ends behind an unmount that waited for it long enough, or finishes a hot pack there
+        began = began or time.monotonic()
+        patience = 20.0 if left[0] or any(_name(pid) == "bootseer-pack" for pid in left[1]) else 1.0
+        if time.monotonic() > began + patience:
+            break
+        time.sleep(0.01)
+    assert left == (set(), set())
