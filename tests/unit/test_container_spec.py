@@ -56,15 +56,19 @@ def test_a_label_without_a_value_is_one_all_the_same() -> None:
         (("e",), ("a",), [], ["e", "a"]),
         (("e",), ("a",), ["x"], ["e", "x"]),
         (("e",), None, [], ["e"]),
+        ("e f", ("a",), [], ["e f", "a"]),
+        (None, "a", [], ["a"]),
+        (("",), ("a",), [], ["a"]),
+        (("", "e"), None, ["x"], None),
+        (None, ("",), [], None),
+        (("",), None, [], None),
+        (None, None, [], None),
+        ((), (), [], None),
     ],
 )
-def test_entry_point_and_command(entrypoint: Any, cmd: Any, argv: list[str], wanted: list[str]) -> None:
-    assert container.command_of(config(entrypoint=entrypoint, cmd=cmd), argv) == wanted
-
-
-def test_no_command_at_all() -> None:
-    with pytest.raises(ConfigError, match="names no command"):
-        container.command_of(config(), [])
+def test_entry_point_and_command(entrypoint: Any, cmd: Any, argv: list[str], wanted: list[str] | None) -> None:
+    with contextlib.nullcontext() if wanted else pytest.raises(ConfigError, match="names no command"):
+        assert container.command_of(config(entrypoint=entrypoint, cmd=cmd), argv) == wanted
 
 
 def test_environment_later_wins(tmp_path: Path) -> None:

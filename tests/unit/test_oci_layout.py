@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -127,6 +128,71 @@ def test_damaged_documents(tmp_path: Path) -> None:
     (tmp_path / "layout/index.json").write_text("[]")
     with pytest.raises(DataError, match="not a valid index"):
         oci.open_image(f"oci:{tmp_path}/layout")
+
+
+_NO_LAYERS = spec.RootFS(())
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "wanted"),
+    [
+        (spec.Manifest, {"schemaVersion": 2, "layers": None}, {"layers": ()}),
+        (spec.Manifest, {"schemaVersion": 2, "mediaType": None, "annotations": None}, {"media_type": spec.MANIFEST}),
+        (spec.Index, {"schemaVersion": 2, "manifests": None}, {"manifests": ()}),
+        (spec.Document, {"mediaType": None}, {"media_type": ""}),
+        (spec.ImageConfig, {"rootfs": {"type": "layers", "diff_ids": None}, "history": None}, {"rootfs": _NO_LAYERS}),
+        (spec.ImageConfig, {"rootfs": {}, "variant": None}, {"rootfs": _NO_LAYERS, "variant": ""}),
+        (spec.ContainerConfig, {"User": None, "WorkingDir": None, "StopSignal": None}, {"user": ""}),
+        (spec.ContainerConfig, {"User": None, "Volumes": {"/a": None}}, {"volumes": {}}),
+        (spec.Descriptor, {"artifactType": None, "annotations": {"a": None}}, {"annotations": {}}),
+        (spec.Descriptor, {"platform": {"os": "linux", "architecture": None}}, {"platform": spec.Platform(os="linux")}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_null_is_what_go_writes_for_empty(kind: Any, said: dict[str, Any], wanted: dict[str, Any]) -> None:
+    item: dict[str, object] = {"mediaType": LAYER, "digest": "sha256:" + "0" * 64, "size": 1}
+    more: dict[object, dict[str, object]] = {
+        spec.Manifest: {"config": item}, spec.ImageConfig: {"os": "linux", "architecture": "amd64"}
+    }  # fmt: skip
+    found = spec.decode(json.dumps(more.get(kind, item) | said).encode(), kind, "it")
+    assert {name: getattr(found, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    "said", [{"config": None}, {"layers": [None]}, {"layers": [{"size": None}]}, {"schemaVersion": None}], ids=str
+)
+def test_null_is_not_what_must_be_there(said: dict[str, Any]) -> None:
+    item = {"mediaType": LAYER, "digest": "sha256:" + "0" * 64, "size": 1}
+    with pytest.raises(DataError, match="not a valid manifest"):
+        spec.decode(json.dumps({"schemaVersion": 2, "config": item} | said).encode(), spec.Manifest, "it")
+
+
+def test_an_image_without_layers_is_one(tmp_path: Path) -> None:
+    config = {"os": "linux", "architecture": oci.host_platform().split("/")[1], "rootfs": {"diff_ids": None}}
+    body = json.dumps(config).encode()
+    digest = hashlib.sha256(body).hexdigest()
+    _retyped(
+        tmp_path, LAYER, layers=None, config={"mediaType": spec.CONFIG, "digest": f"sha256:{digest}", "size": len(body)}
+    )
+    (tmp_path / "blobs/sha256" / digest).write_bytes(body)
+    with oci.open_image(f"oci:{tmp_path}:v1") as image:
+        assert image.layers == ()
+
+
+def test_a_manifest_of_schema_1_is_named_as_one(tmp_path: Path) -> None:
+    _retyped(tmp_path, LAYER, schemaVersion=1, mediaType="", fsLayers=[])
+    index = json.loads((tmp_path / "index.json").read_bytes())
+    index["manifests"][0]["mediaType"] = "application/vnd.docker.distribution.manifest.v1+prettyjws"
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UnsupportedError, match="manifest of schema 1, which is not read"):
+        oci.open_image(f"oci:{tmp_path}:v1")
+
+
+def test_a_long_window_is_named() -> None:
+    said = zstandard.ZstdCompressionParameters.from_level(1, window_log=28)
+    packer = zstandard.ZstdCompressor(compression_params=said).compressobj()
+    with pytest.raises(DataError, match="layer wants more than 128 MiB"):
+        list(inflate(iter([packer.compress(b"x" * 1000) + packer.flush()]), "layer"))
 
 
 def pieces(data: bytes, size: int) -> Iterator[bytes]:

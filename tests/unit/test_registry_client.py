@@ -314,9 +314,9 @@ CONFIG_OF_NONE = {"mediaType": spec.CONFIG, "digest": "sha256:" + "0" * 64, "siz
         ({"mediaType": spec.INDEX, "manifests": [CONFIG_OF_NONE], "layers": [CONFIG_OF_NONE]}, spec.INDEX, "fields of"),
         ({"manifests": [CONFIG_OF_NONE], "config": CONFIG_OF_NONE, "layers": []}, spec.MANIFEST, "fields of an index"),
         ({"manifests": [CONFIG_OF_NONE]}, spec.MANIFEST, "not a valid manifest"),
-        ({"config": CONFIG_OF_NONE, "layers": [CONFIG_OF_NONE]}, spec.INDEX, "not a valid index"),
+        ({"config": CONFIG_OF_NONE, "layers": [CONFIG_OF_NONE]}, spec.INDEX, "no image for"),
         ({"mediaType": spec.INDEX, "manifests": [CONFIG_OF_NONE]}, spec.DOCKER_LIST, "given as .* calls itself"),
-        ({"mediaType": spec.MANIFEST}, "application/json", "given as"),
+        ({"mediaType": spec.MANIFEST}, "application/xml", "given as"),
         ({"manifests": []}, "", "not a valid manifest"),
     ],
 )

@@ -247,6 +247,36 @@ def test_pages(monkeypatch: pytest.MonkeyPatch, endless: bool) -> None:
             assert len(list(client.tags())) <= 3
 
 
+@pytest.mark.parametrize(
+    "link",
+    [
+        '<{next}>; rel="next"',
+        '<http://internal.invalid:5000{next}>; rel="next"',
+        "<https://{here}{next}>;rel=next",
+        '</v2/x/tags/list?last=0>; rel="prev", <{next}>; rel="next"',
+        '<{next}> ; title="a, b" ; REL="last next"',
+        '<?last=a>; rel="next"',
+    ],
+)
+@pytest.mark.parametrize("first", [["a"], [], None], ids=str)
+def test_the_next_page_is_found_however_it_is_named(link: str, first: list[str] | None) -> None:
+    def answer(line: str, headers: dict[str, str], number: int) -> bytes:
+        if "last=a" in line:
+            return reply(200, b'{"tags":["b"]}')
+        place = line.split()[1].partition("?")[0] + "?n=1&last=a"
+        return reply(200, json.dumps({"tags": first}).encode(), Link=link.format(next=place, here=headers["host"]))
+
+    with Server(answer) as server, server.client() as client:
+        assert list(client.tags()) == [*(first or []), "b"]
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain; charset=utf-8", "", spec.MANIFEST.upper()])
+def test_a_manifest_says_what_it_is_where_its_server_does_not(kind: str) -> None:
+    body = json.dumps({"schemaVersion": 2, "mediaType": spec.MANIFEST}).encode()
+    with Server(lambda *_: reply(200, body, Content_Type=kind)) as server, server.client() as client:
+        assert client.manifest("x")[1].media_type == spec.MANIFEST
+
+
 def test_a_range_does_not_sleep_for_a_busy_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with Server(lambda *_: reply(429, Retry_After="6")) as server, server.client() as client:

@@ -74,7 +74,11 @@ def test_any_challenge_is_read(headers: list[str]) -> None:
         ['Basic realm="r", bearer realm="https://a/t?x=1,2", service=s , scope="repository:x:pull,push"'],
     ],
 )
-def test_challenges(headers: list[str]) -> None:
+@pytest.mark.parametrize(
+    "before", ["", "Negotiate", "Bearer", 'Bearer error="invalid_token"', 'Digest qop="auth, Basic x"']
+)
+def test_challenges(headers: list[str], before: str) -> None:
+    headers = [before, *headers] if before else headers
     found = challenges(headers)
     assert found["basic"] == {"realm": "r"}
     assert found["bearer"] == {"realm": "https://a/t?x=1,2", "service": "s", "scope": "repository:x:pull,push"}

@@ -198,6 +198,12 @@ def header(kind: bytes, size: int, pax: dict[str, str] | None = None, **fields: 
     return bytes(head)
 
 
+def test_an_empty_record_says_nothing() -> None:
+    names = dict.fromkeys(("path", "linkpath", "size", "uid", "gid", "mtime"), "")
+    ((entry, _),) = read(header(b"0", 3, names | {"SCHILY.xattr.user.a": ""}, _108=b"0000007\0") + bytes(1536))
+    assert (entry.name, entry.size, entry.uid, entry.mtime_ns, entry.xattrs) == (b"f", 3, 7, 0, {b"user.a": b""})
+
+
 def test_a_long_sparse_map_is_read_once() -> None:
     count = 1 << 20
     text = b"%d\n" % count + b"0\n0\n" * count

@@ -56,10 +56,16 @@ class Bind(NamedTuple):
 def command_of(config: oci.ImageConfig, argv: Sequence[str]) -> list[str]:
     """Entry point and arguments: ``argv`` replaces the image's command, as usual; `ConfigError` when both are empty."""
     inner = config.config or oci.ContainerConfig()
-    args = [*(inner.entrypoint or ()), *(argv or inner.cmd or ())]
-    if not args:
+    entry = _words(inner.entrypoint)
+    args = [*(() if entry == ("",) else entry), *(argv or _words(inner.cmd))]  # [""] is how one is taken away
+    if not args or not args[0]:
         raise ConfigError("the image names no command", hint="give one after the image")
     return args
+
+
+def _words(said: tuple[str, ...] | str | None) -> tuple[str, ...]:
+    """A command as an image says it: old ones have a program alone as a string."""
+    return (said,) if isinstance(said, str) else said or ()
 
 
 def folder_of(inner: oci.ContainerConfig, cwd: str) -> str:

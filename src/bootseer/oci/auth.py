@@ -25,7 +25,8 @@ from bootseer.wiretypes import loaded
 
 log = logging.getLogger(__name__)
 
-_CHALLENGE = re.compile(r'([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
+_CHALLENGE = re.compile(r'([A-Za-z0-9_-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))|([A-Za-z][A-Za-z0-9_-]*)')
+"""A parameter, or the name of a scheme."""
 _LEAST_LIFETIME = 60.0
 """Seconds a token lasts when its server does not say, and no server should say less (token specification). One that
 does, or a negative number, gets no request for each of ours: a token that has really ended is refused, and then a new
@@ -232,8 +233,12 @@ def challenges(headers: list[str]) -> Mapping[str, dict[str, str]]:
     """Scheme in small letters -> parameters, of all ``WWW-Authenticate`` headers."""
     found: dict[str, dict[str, str]] = {}
     for header in headers:
-        for part in re.split(r",\s*(?=(?:Basic|Bearer)\b)", header, flags=re.IGNORECASE):
-            scheme, _, rest = part.strip().partition(" ")
-            pairs = ((m[1].lower(), m[2] if m[2] is not None else m[3]) for m in _CHALLENGE.finditer(rest))
-            found.setdefault(scheme.lower(), dict(pairs))
+        fields: dict[str, str] = {}
+        for name, quoted, plain, scheme in _CHALLENGE.findall(header):
+            if name:
+                fields[name.lower()] = quoted or plain
+            elif "realm" not in found.get(scheme.lower(), {}):  # one that does not say where is of no use
+                fields = found[scheme.lower()] = {}
+            else:
+                fields = {}
     return found

@@ -197,6 +197,9 @@ def _manifest(ref: Reference, source: Source, wanted: spec.Platform) -> tuple[by
                 f" it is {found.media_type!r} of {found.size} bytes"
             )
     if item.media_type not in spec.IMAGE_TYPES:
+        if spec.decode(body, spec.Document, f"manifest of {ref}").fs_layers is not None:
+            hint = "push the image again with docker, podman or skopeo of today"
+            raise UnsupportedError(f"{ref} has a manifest of schema 1, which is not read", hint=hint)
         raise DataError(f"{ref} is not a valid manifest of an image: its media type is {item.media_type!r}")
     return body, item
 

@@ -65,6 +65,9 @@ def _inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
     except EOFError:
         raise DataError(f"{what} is truncated: its gzip stream has no end") from None
     except _ERRORS as exc:
+        if "too much memory" in str(exc):
+            hint = "compress it without --long, or with --long=27"
+            raise DataError(f"{what} wants more than 128 MiB of memory from who decompresses it", hint=hint) from None
         raise DataError(f"{what} is corrupt: {exc}") from None
 
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
@@ -34,7 +35,7 @@ from bootseer.oci.reference import Reference, is_host
 from bootseer.oci.spec import INDEX, MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, Index, decode, describe, digest_of
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.uploads import Uploads
-from bootseer.oci.wire import Origin, TransportError, number, onward, secured
+from bootseer.oci.wire import Origin, TransportError, number, onward
 from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ _MAX_PAGE = 64 << 20
 _MAX_TAGS = 1_000_000
 _MAX_PAGES = 10_000
 """Pages of one list: registries that ignore ``n`` send 100 tags each."""
+_LINK = re.compile(r"<([^>]*)>([^<]*)")
+_NEXT = re.compile(r';\s*rel\s*=\s*("[^"]*\bnext\b|next\b)', re.IGNORECASE)
 _TRIES = 8
 _SETTLE = 0.05
 """Seconds between writing an index and looking at it again: others that read before us have mostly written by then."""
@@ -70,7 +73,7 @@ class _Artifact(msgspec.Struct, frozen=True, rename="camel"):
 class _Entries(msgspec.Struct, frozen=True, rename="camel"):
     """An index with its entries byte for byte as others wrote them."""
 
-    manifests: tuple[msgspec.Raw, ...] = ()
+    manifests: tuple[msgspec.Raw, ...] | None = ()
     schema_version: int = 2
     media_type: str = INDEX
 
@@ -315,7 +318,7 @@ class Registry(Closing):
         except NotFoundError:
             return {}
         try:
-            items = json_as(body, _Entries).manifests
+            items = json_as(body, _Entries).manifests or ()
             return {json_as(bytes(item), Descriptor).digest: item for item in items}
         except ValueError as exc:
             raise DataError(f"tag {tag} in registry {self.ref.registry} is no index of artifacts: {exc}") from None
@@ -352,7 +355,7 @@ class Registry(Closing):
             page = (decode(body, _Tags, f"the list of {what}").tags or []) if body is not None else []
             yield from page
             count += len(page)
-            if count > _MAX_TAGS or not page:
+            if count > _MAX_TAGS:
                 return
 
     def referrers(self, digest: str) -> tuple[Descriptor, ...]:
@@ -390,7 +393,7 @@ class Registry(Closing):
 
 
 def _media_type(answer: Answer) -> str:
-    return answer.headers.get("content-type", "").partition(";")[0].strip()
+    return answer.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _fallback_tag(digest: str) -> str:
@@ -398,12 +401,13 @@ def _fallback_tag(digest: str) -> str:
 
 
 def next_page(answer: Answer) -> str:
-    """The URL in a ``Link: <...>; rel="next"`` header on the same server, or empty."""
-    link = answer.headers.get("link", "")
-    if 'rel="next"' not in link and "rel=next" not in link:
-        return ""
-    try:
-        there = secured(answer.url, onward(answer.url, link.partition("<")[2].partition(">")[0]))
-    except TransportError:
-        return ""
-    return there if urlsplit(there)[:2] == urlsplit(answer.url)[:2] else ""
+    """The URL in a ``Link: <...>; rel="next"`` header, or empty. It is on the server that answered: one behind a proxy
+    writes the name that it has there itself."""
+    for link in _LINK.finditer(", ".join(answer.headers.get_all("link") or [])):
+        if _NEXT.search(link[2]):
+            try:
+                there = urlsplit(onward(answer.url, link[1]))
+            except TransportError:
+                return ""
+            return urlunsplit((*urlsplit(answer.url)[:2], *there[2:4], ""))
+    return ""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from bootseer.errors import ConfigError, DataError
-from bootseer.wiretypes import json_as
+from bootseer.wiretypes import json_as, known
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -31,6 +31,9 @@ IMAGE_TYPES = (MANIFEST, DOCKER_MANIFEST)
 MANIFEST_TYPES = (*IMAGE_TYPES, *INDEX_TYPES)
 MAX_DOCUMENT = 8 << 20
 """A manifest, index or config larger than this is refused (registries cap manifests at 4 MiB)."""
+
+_ANY = ("application/json", "application/octet-stream", "text/plain")
+"""What servers of files say of a document that they do not know."""
 
 _ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
@@ -95,14 +98,14 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
 class Manifest(msgspec.Struct, frozen=True, rename="camel", omit_defaults=False):
     schema_version: int
     config: Descriptor
-    layers: tuple[Descriptor, ...]
+    layers: tuple[Descriptor, ...] = ()
     media_type: str = MANIFEST
     artifact_type: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Index(msgspec.Struct, frozen=True, rename="camel"):
     schema_version: int
-    manifests: tuple[Descriptor, ...]
+    manifests: tuple[Descriptor, ...] = ()
     media_type: str = INDEX
 
 
@@ -113,6 +116,8 @@ class Document(msgspec.Struct, frozen=True, rename="camel"):
     manifests: Any = None
     config: Any = None
     layers: Any = None
+    fs_layers: Any = None
+    """Of Docker's schema 1."""
 
 
 class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True):
@@ -120,8 +125,8 @@ class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_default
 
     user: str = ""
     env: tuple[str, ...] | None = None
-    entrypoint: tuple[str, ...] | None = None
-    cmd: tuple[str, ...] | None = None
+    entrypoint: tuple[str, ...] | str | None = None
+    cmd: tuple[str, ...] | str | None = None
     working_dir: str = ""
     labels: dict[str, str | None] | None = None
     volumes: dict[str, Any] | None = None
@@ -134,7 +139,7 @@ class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_default
 
 
 class RootFS(msgspec.Struct, frozen=True):
-    diff_ids: tuple[str, ...]
+    diff_ids: tuple[str, ...] = ()
     type: str = "layers"
 
     @property
@@ -164,15 +169,34 @@ T = TypeVar("T")
 def decode(data: bytes, kind: type[T], what: str) -> T:
     """Parse a JSON document into ``kind``; `DataError` naming ``what`` when it does not fit."""
     try:
-        return json_as(data, kind)
+        try:
+            return json_as(data, kind)
+        except msgspec.ValidationError:
+            return msgspec.convert(_without_nulls(json_as(data, object)), known(kind))
     except ValueError as exc:
         raise DataError(f"{what} is not a valid {kind.__name__.lower()}: {exc}") from None
 
 
+def _without_nulls(document: object) -> object:
+    """Without the fields that are null: Go writes that for what is empty, and reads it as if the field were missing."""
+    inside = [document]
+    while inside:
+        one = inside.pop()
+        if isinstance(one, dict):
+            for name in [name for name, value in one.items() if value is None]:
+                del one[name]
+            inside += one.values()
+        elif isinstance(one, list):
+            inside += one
+    return document
+
+
 def describe(body: bytes, media_type: str, what: str) -> Descriptor:
-    """Of the manifest or index ``body``, whose media type is ``media_type`` to who gave it (empty: nobody says).
-    `DataError` when the document says otherwise, or can be read as a manifest and as an index (CVE-2021-41190)."""
+    """Of the manifest or index ``body``, whose media type is ``media_type`` to who gave it (empty, or of `_ANY`: nobody
+    says). `DataError` when the document says otherwise, or can be read as a manifest and as an index (CVE-2021-41190).
+    """
     found = decode(body, Document, what)
+    media_type = "" if media_type in _ANY else media_type
     if media_type and found.media_type not in ("", media_type):
         raise DataError(f"{what} was given as {media_type!r} and calls itself {found.media_type!r}")
     if found.manifests and (found.layers or found.config):

@@ -243,8 +243,10 @@ def _parse_pax(body: bytes) -> tuple[dict[bytes, bytes], list[bytes]]:
             raise ValueError("PAX record without value")
         if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
             pairs.append(value)
-        else:
+        elif value or key.startswith((_XATTR, b"GNU.")):
             records[key] = value
+        else:
+            records.pop(key, None)  # POSIX: as if it were not said
         at += length
     return records, pairs
 
