@@ -131,8 +131,10 @@ class Line:
 
     made: ClassVar[list["Line"]] = []
 
-    def __init__(self, located: Located, terms: Terms, setup: Setup, watch: object = None) -> None:
-        self.acked, self.in_flight, self.copies = setup.acked, 0, setup.copy_to
+    copied: ClassVar[bool] = True
+
+    def __init__(self, located: Located, terms: Terms, setup: Setup, *more: object) -> None:
+        self.acked, self.in_flight, self.copy_to = setup.acked, 0, setup.copy_to
         self.used = self.since = self.waited = 0.0
         self.unacked: list[Packet] = []
         self.sent: list[Packet] = []
@@ -147,7 +149,8 @@ class Line:
     def drain(self, left: int) -> None:
         self.acked = sum(packet.length for packet in self.sent)
 
-    def look_after(self) -> None: ...
+    def look_after(self) -> bool:
+        return self.copied
 
     def close(self) -> None: ...
 
@@ -280,7 +283,7 @@ def test_a_block_never_has_fewer_replicas_because_a_datanode_is_only_slow(lines,
         if copied := spare is not None and slow == "b":
             assert out.nodes == ()
         out.write(bytes(1 << 20))
-    assert [line.copies for line in lines if line.copies] == [spare] * copied
+    assert [line.copy_to for line in lines if line.copy_to] == [spare] * copied
     assert (names.begun, names.left) == (2, copied)
 
 
@@ -290,7 +293,9 @@ def test_a_slow_datanode_that_has_all_of_a_block_is_not_left_while_it_ends(lines
     names.spare = SPARE
 
     class Watched(Line):
-        def __init__(self, located: Located, terms: Terms, setup: Setup, watch: Callable[[], None]) -> None:
+        def __init__(
+            self, located: Located, terms: Terms, setup: Setup, watch: Callable[[], None], *more: object
+        ) -> None:
             super().__init__(located, terms, setup)
             self.watch = watch
 
@@ -316,12 +321,30 @@ def test_the_datanodes_of_a_file_that_is_written_are_idle(lines, unshunned):
     assert ask()
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_placement_knows_of_a_copy_until_it_has_ended(lines, unshunned, monkeypatch, ended):
+    """Red before: what shares a link with a copy was taken for slow."""
+    monkeypatch.setattr(Line, "copied", ended)
+    names, together = Pair(block_size=32 << 20), Placement()
+    names.spare = SPARE
+    with FileOutput(names, PATH, replication=2, placement=together) as out:  # type: ignore[arg-type]
+        out.write(bytes(1 << 20))
+        out._block._drain(0)  # type: ignore[union-attr]
+        lines[-1].heartbeat = lambda: (_ for _ in ()).throw(Broken("gone", (1,)))  # type: ignore[method-assign]
+        out._block.heartbeat()  # type: ignore[union-attr]
+        out.write(bytes(1 << 20))
+        assert together._copies == {id(out): SPARE}
+        out.write(bytes(1 << 20))
+        assert bool(together._copies) is not ended
+    assert not together._copies
+
+
 @pytest.mark.parametrize("fails", [None, Broken("no room", (0,)), BootseerError("too many open files")])
 def test_what_one_datanode_has_alone_after_a_failure_is_copied_to_another_one(lines, unshunned, monkeypatch, fails):
     """Red before: until the file was written and HDFS had copied it, one more failure lost it; and without a descriptor
     for the copy the write failed, all of which was there."""
 
-    def line(located: Located, terms: Terms, setup: Setup, watch: object = None) -> Line:
+    def line(located: Located, terms: Terms, setup: Setup, *more: object) -> Line:
         if setup.copy_to and fails:
             raise fails
         return Line(located, terms, setup)
@@ -337,7 +360,7 @@ def test_what_one_datanode_has_alone_after_a_failure_is_copied_to_another_one(li
         out.write(bytes(1 << 20))
         assert out.nodes == ()
         assert [node.uuid for node in placement.shunned()] == ["b"]
-        assert [line.copies for line in lines if line.copies] == [SPARE] * (not fails)
+        assert [line.copy_to for line in lines if line.copy_to] == [SPARE] * (not fails)
     assert names.begun == 1
 
 
@@ -346,6 +369,7 @@ def test_a_long_file_keeps_one_connection_of_copies_however_many_blocks_are_copi
     names, closed = Pair(block_size=2 << 20), list[Line]()
     names.spare = SPARE
     monkeypatch.setattr(Line, "close", lambda line: closed.append(line))
+    monkeypatch.setattr(Line, "copied", False)
     with FileOutput(names, PATH, replication=2) as out:  # type: ignore[arg-type]
         for _ in range(5):
             placement.shunned_nodes.clear()
@@ -354,7 +378,7 @@ def test_a_long_file_keeps_one_connection_of_copies_however_many_blocks_are_copi
             lines[-1].heartbeat = lambda: (_ for _ in ()).throw(Broken("gone", (1,)))  # type: ignore[method-assign]
             out._block.heartbeat()  # type: ignore[union-attr]
             out.write(bytes(1 << 20))
-        copies = [line for line in lines if line.copies]
+        copies = [line for line in lines if line.copy_to]
         assert (len(copies), len([line for line in copies if line not in closed])) == (5, 1)
 
 

@@ -45,10 +45,11 @@ class Cluster:
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def fresh(monkeypatch) -> Iterator[None]:
     placement.all_nodes.clear()
     placement.shunned_nodes.clear()
     random.seed(3)
+    monkeypatch.setattr(placement.time, "monotonic", lambda: NOW[0])
     yield
     placement.all_nodes.clear()
     placement.shunned_nodes.clear()
@@ -180,6 +181,7 @@ def test_a_slow_datanode_is_told_from_one_that_failed():
 
 QUICK, SLOW = (0.1, 30e6), (0.8, 5e6)
 """Share of the time that its writer waited for a pipeline, bytes per second."""
+NOW = [0.0]
 
 
 def members(names: str) -> tuple[DataNode, ...]:
@@ -191,15 +193,19 @@ def beside(*others: str, idle: Callable[[], bool] = lambda: True) -> Placement:
     made = Placement()
     for file, names in enumerate(others):
         made.begin(file, CLUSTER, members(names), lambda: idle)
-    made.slow(0, members(others[0]), placement.Pace(*QUICK))
+    slow(made, others[0], QUICK, QUICK, file=0)
     return made
 
 
-def slow(made: Placement, names: str, *runs: tuple[float, float], file: int = 9) -> str:
-    """Whom the file had better leave after ``runs`` one after the other."""
+def slow(made: Placement, names: str, *runs: tuple[float, float], file: int = 9, beside: str = "") -> str:
+    """Whom the file had better leave after ``runs`` one after the other, while others give as many bytes to the
+    DataNodes ``beside``."""
     found = made.slow(file, members(names), None)
-    for run in runs:
-        found = made.slow(file, members(names), placement.Pace(*run))
+    for waited, rate in runs:
+        NOW[0] += placement.ENOUGH
+        for some in (names, *beside):
+            made.took(members(some), int(rate * placement.ENOUGH))
+        found = made.slow(file, members(names), waited)
     return "".join(node.uuid for node in found)
 
 
@@ -253,11 +259,43 @@ def test_two_that_were_idle_in_turn_are_not_slow_together():
     assert slow(made, "BC", SLOW, SLOW) == ""
 
 
+def test_a_datanode_that_takes_much_of_other_files_is_not_slow():
+    """Red before: a pipeline that got little of a link which others filled was left, and with it healthy DataNodes."""
+    assert slow(beside("AB"), "CX", SLOW, SLOW, beside="XX") == "C"
+    assert slow(beside("AB"), "CX", SLOW, SLOW, beside="XXCC") == ""
+
+
+def test_what_comes_in_a_burst_is_no_measure():
+    """Red before: what had waited for another DataNode came at once, and no pipeline was as quick again."""
+    made = beside("AB")
+    assert slow(made, "AB", (0.1, 200e6), (0.1, 30e6), file=0) == ""
+    assert slow(made, "CX", (0.9, 12e6), (0.9, 12e6)) == ""
+
+
+def test_while_a_block_is_copied_nobody_is_slow():
+    """Red before: the copy filled links, and the DataNodes of a pipeline beside it were left. Who was late before and
+    after it was not so twice in a row."""
+    made = beside("AB")
+    assert slow(made, "CX", SLOW) == ""
+    made.copy(0, members("C")[0])
+    assert slow(made, "CX", SLOW, SLOW, SLOW) == ""
+    made.copy(0, None)
+    assert slow(made, "CX", SLOW, SLOW) == "CX"
+
+
+def test_new_blocks_go_where_none_is_copied_to():
+    made, four = Placement(), nodes(4)
+    placement.too_few(CLUSTER, four, ())
+    made.begin(0, CLUSTER, tuple(four[:2]))
+    made.copy(0, four[2])
+    assert made.choose(1, CLUSTER, 1).wanted == four[3:]
+
+
 def test_who_has_more_to_do_since_one_was_left_is_not_slow():
     """Red before: of the three that were left one more was left, for less than a third of what four had given."""
     made = beside("ABC")
     assert slow(made, "ABX", SLOW, SLOW) == "X"
-    made.slow(0, members("ABC"), placement.Pace(0.1, 20e6))
+    slow(made, "ABC", *[(0.1, 20e6)] * 3, file=0)
     assert slow(made, "AD", (0.9, 9e6), (0.9, 9e6), file=10) == ""
     assert slow(made, "AD", SLOW, SLOW, file=10) == "D"
 

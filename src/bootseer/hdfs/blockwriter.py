@@ -24,7 +24,6 @@ from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import checksum, pipeline, placement, probe
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
-from bootseer.hdfs.placement import Pace
 from bootseer.hdfs.records import Block, DataNode, Located
 
 _log = logging.getLogger(__name__)
@@ -48,7 +47,8 @@ class BlockLost(UnavailableError):
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
     `write` and `finish` raise `BlockLost`, and errors of the NameNode. ``slow``: which of the DataNodes the block had
-    better leave; it is told how the pipeline does."""
+    better leave; it is told which share of the time the pipeline was waited for. ``took``: called with DataNodes that
+    have so many bytes more."""
 
     def __init__(
         self,
@@ -56,30 +56,31 @@ class BlockWriter:
         path: str,
         located: Located,
         terms: Terms,
-        slow: Callable[[Sequence[DataNode], Pace | None], list[DataNode]] = lambda nodes, run: [],
+        slow: Callable[[Sequence[DataNode], float | None], list[DataNode]] = lambda nodes, waited: [],
+        took: Callable[[Sequence[DataNode], int], None] = lambda nodes, length: None,
     ) -> None:
-        self._namenode, self._path, self._terms, self._slow = namenode, path, terms, slow
+        self._namenode, self._path, self._terms, self._slow, self._took = namenode, path, terms, slow, took
         self._located, self._began_with = located, len(located.nodes)
         self.length = 0
         self._number = self._failures = 0
         self._acked, self._hopeless = -1, False
         self._broken: Broken | None = None
-        self._pipeline = Pipeline(located, terms, Setup(), self._watch)
+        self._pipeline = Pipeline(located, terms, Setup(), self._watch, took)
         self._begin_run()
 
     def _begin_run(self) -> None:
-        self._run_began = time.monotonic(), self._pipeline.waited, self._pipeline.acked
+        self._run_began = time.monotonic(), self._pipeline.waited
 
-    def _run(self) -> Pace | None:
-        """How the pipeline did in the last `placement.ENOUGH` seconds, once in so many."""
-        pipe, (since, waited, acked) = self._pipeline, self._run_began
+    def _run(self) -> float | None:
+        """The share that the pipeline was waited for of the last `placement.ENOUGH` seconds, once in so many."""
+        pipe, (since, waited) = self._pipeline, self._run_began
         seconds = time.monotonic() - since
         if seconds < placement.ENOUGH:
             return None
         self._begin_run()
         if not pipe.in_flight:
             return None  # it waits for the end of its block
-        return Pace((pipe.waited - waited) / seconds, (pipe.acked - acked) / seconds)
+        return (pipe.waited - waited) / seconds
 
     def _watch(self) -> None:
         """Leave DataNodes that hold the block up, as after a failure. What they have not acknowledged is sent to the
@@ -246,7 +247,7 @@ class BlockWriter:
         renewed = self._namenode.update_block_for_pipeline(old, self._path, deadline=PATIENCE)
         located = replace(self._located, token=renewed.token)
         new = old._replace(generation=renewed.block.generation)
-        made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length), self._watch)
+        made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length), self._watch, self._took)
         try:
             faults.point("hdfs.output.recover")
             self._namenode.update_pipeline(old, new, located.nodes, self._path, deadline=PATIENCE)

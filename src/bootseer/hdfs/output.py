@@ -26,7 +26,7 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.newfile import NewFile
 from bootseer.hdfs.pieces import kept
 from bootseer.hdfs.pipeline import Broken, Pipeline, Terms
-from bootseer.hdfs.placement import Pace, Placement
+from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import Block, DataNode, FileStatus, Located
 
 _log = logging.getLogger(__name__)
@@ -149,9 +149,10 @@ class FileOutput(NewFile):
         if self._block.length == self.block_size or self._block.ends_early:
             self._end()
 
-    def _slow(self, nodes: Sequence[DataNode], run: Pace | None) -> list[DataNode]:
+    def _slow(self, nodes: Sequence[DataNode], waited: float | None) -> list[DataNode]:
         """Those of the block's ``nodes`` that it had better leave."""
-        slow = self._placement.slow(id(self), nodes, run) if self._early < _EARLY else []
+        self._leave_copy(only_ended=True)
+        slow = self._placement.slow(id(self), nodes, waited) if self._early < _EARLY else []
         self._early += bool(slow)
         return slow
 
@@ -172,7 +173,7 @@ class FileOutput(NewFile):
         for attempt in range(1, _SETUPS + 1):
             located = self._allocate(list(bad.values()), until)
             try:
-                block = BlockWriter(self.namenode, self.path, located, self._terms, self._slow)
+                block = BlockWriter(self.namenode, self.path, located, self._terms, self._slow, self._placement.took)
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
             else:
@@ -261,6 +262,7 @@ class FileOutput(NewFile):
             self._placement.end(id(self))
             self._leave_copy()
             self._copy = block.copy()
+            self._placement.copy(id(self), self._copy.copy_to if self._copy else None)
         except BaseException:
             self._placement.give_up(id(self))
             raise
@@ -275,16 +277,18 @@ class FileOutput(NewFile):
         lease.release(self)
         self._leave_copy()
 
-    def _leave_copy(self) -> None:
+    def _leave_copy(self, *, only_ended: bool = False) -> None:
         """One that is not done goes on without us; in place of one that failed HDFS makes another."""
-        copy, self._copy = self._copy, None
-        if copy is not None:
-            try:
-                copy.look_after()
-            except Broken as exc:
-                _log.warning("%s has a block of one replica until HDFS copies it: %s", self.path, exc.reason)
-            finally:
-                copy.close()
+        if (copy := self._copy) is None:
+            return
+        try:
+            if not copy.look_after() and only_ended:
+                return
+        except Broken as exc:
+            _log.warning("%s has a block of one replica until HDFS copies it: %s", self.path, exc.reason)
+        self._copy = None
+        self._placement.copy(id(self), None)
+        copy.close()
 
     def _complete(self) -> None:
         seconds, pause = blockwriter.PATIENCE, 0.005

@@ -149,15 +149,23 @@ def _connect(node: DataNode) -> socket.socket:
 class Pipeline:
     """A pipeline to the DataNodes of ``located``, set up and ready for packets. ``unacked``: packets sent, or being
     sent, that are not on every DataNode yet. ``acked``: bytes of the block that are. ``waited``: seconds that its user
-    waited for it. ``watch``: called while its user waits; raises `Broken` where it had better not. Every method raises
-    `Broken` when a DataNode fails, and then only `close` may be called. What this process lacks for a connection
-    (files, ports, memory) is `BootseerError`."""
+    waited for it. ``watch``: called while its user waits; raises `Broken` where it had better not. ``took``: called
+    with the DataNodes and the bytes of a packet that is on all of them. Every method raises `Broken` when a DataNode
+    fails, and then only `close` may be called. What this process lacks for a connection (files, ports, memory) is
+    `BootseerError`."""
 
-    def __init__(self, located: Located, terms: Terms, setup: Setup, watch: Callable[[], None] = lambda: None) -> None:
-        self.located, self.nodes = located, located.nodes
+    def __init__(
+        self,
+        located: Located,
+        terms: Terms,
+        setup: Setup,
+        watch: Callable[[], None] = lambda: None,
+        took: Callable[[Sequence[DataNode], int], None] = lambda nodes, length: None,
+    ) -> None:
+        self.located, self.nodes, self.copy_to = located, located.nodes, setup.copy_to
         self.acked, self.in_flight = setup.acked, 0
         self.unacked: deque[Packet] = deque()
-        self.waited, self._watch = 0.0, watch
+        self.waited, self._watch, self._took = 0.0, watch, took
         self._received, self._ready = bytearray(), False
         # since when nothing has come, when it was last looked for, and when all DataNodes were last heard or asked
         self._replaceable = setup.stage == CREATE
@@ -204,11 +212,12 @@ class Pipeline:
             self._receive()
         return message
 
-    def look_after(self) -> None:
-        """Of a copy: raise `Broken` where it is known to have failed. Waits as `heartbeat` does."""
+    def look_after(self) -> bool:
+        """Of a copy: whether it is there; raises `Broken` where it is known to have failed. Waits as `heartbeat`."""
         self.collect()
         if (message := self._message()) is not None:
             self._answered(message)
+        return message is not None
 
     def _answered(self, message: bytes) -> None:
         answer = self._understood(wire.BlockOpResponse, message, "does not speak Hadoop's data transfer protocol")
@@ -369,6 +378,7 @@ class Pipeline:
         self.unacked.popleft()
         self.in_flight -= packet.length
         self.acked = packet.offset + packet.length
+        self._took(self.nodes, packet.length)
         self._moved = self._looked = self._sure = time.monotonic()
 
     def close(self) -> None:

@@ -33,8 +33,8 @@ ENOUGH = 0.25
 HELD_UP = 0.7
 """Share of its time that a writer waits for a slow pipeline, at least."""
 SLOW = 1 / 3
-"""Of the largest rate that a pipeline of the same files has had: a slow one has less. To leave a DataNode that is only
-busier than others costs more than it brings."""
+"""Of the largest rate at which a DataNode has taken what is written together: a slow one takes less, of all blocks. To
+leave one that is only busier than others costs more than it brings."""
 _KNOWN = 60.0
 """Seconds for which it is believed which DataNodes there are in all."""
 _RUNNING = re.compile(r"There are (\d+) datanode\(s\) running")
@@ -89,13 +89,6 @@ def _everything(cluster: str) -> list[DataNode]:
     return list(nodes) if until > time.monotonic() else []
 
 
-class Pace(NamedTuple):
-    """How a pipeline did for a while: the share of it that its writer ``waited``, and its ``rate`` in bytes/s."""
-
-    waited: float
-    rate: float
-
-
 class Choice(NamedTuple):
     """DataNodes that are ``wanted`` for a new block, or ``left_out`` of it. Without either, any will do."""
 
@@ -115,9 +108,12 @@ class Placement:
         self.turn = threading.Lock()
         self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block
         self._idle: dict[int, Idle] = {}  # by file
-        self._free: dict[int, set[str]] = {}  # by file that was held up: who was idle then, by uuid
+        self._copies: dict[int, DataNode] = {}  # by file: to whom its last block is being copied
+        self._free: dict[int, tuple[set[str], set[str]]] = {}  # by file that was held up: who was idle, who was late
         self._slow: set[str] = set()  # by uuid
-        self._best = 0.0  # bytes per second of one pipeline
+        self._taken = Counter[str]()  # bytes, by uuid
+        self._runs: dict[int, tuple[float, Counter[str], dict[str, float]]] = {}  # by file: when, what was taken, rates
+        self._best = 0.0  # bytes per second of one DataNode, twice in a row
         self._lock = threading.Lock()
 
     def choose(self, file: int, cluster: str, replicas: int) -> Choice:
@@ -133,7 +129,7 @@ class Placement:
         chosen: list[DataNode] = []
         with self._lock:
             self._placed.pop(file, None)
-            used = Counter(node for nodes in self._placed.values() for node in nodes)
+            used = Counter(node for nodes in (*self._placed.values(), self._copies.values()) for node in nodes)
             if not everything or (not used and len(able) == len(everything)):
                 return Choice([], list(used))
             while able and len(chosen) < replicas:
@@ -154,6 +150,7 @@ class Placement:
         with self._lock:
             self._placed[file], self._idle[file] = nodes, idle
             self._free.pop(file, None)
+            self._runs[file] = time.monotonic(), self._taken.copy(), {}
             self._slow.difference_update(node.uuid for node in nodes)
 
     def end(self, file: int) -> None:
@@ -168,31 +165,56 @@ class Placement:
             self._placed.pop(file, None)
             self._idle.pop(file, None)
             self._free.pop(file, None)
+            self._runs.pop(file, None)
 
-    def slow(self, file: int, nodes: Sequence[DataNode], run: Pace | None) -> list[DataNode]:
-        """Those of ``nodes``, which have the block of ``file``, that it had better leave. ``run``: how it does, if that
-        was measured since it was asked last.
+    def copy(self, file: int, to: DataNode | None) -> None:
+        """The last block of ``file`` is being copied ``to`` a DataNode; None: no longer."""
+        with self._lock:
+            self._copies.pop(file, None)
+            if to is not None:
+                self._copies[file] = to
+
+    def took(self, nodes: Sequence[DataNode], length: int) -> None:
+        """Each of ``nodes`` has so many bytes more of a file."""
+        with self._lock:
+            self._taken.update(dict.fromkeys([node.uuid for node in nodes], length))
+
+    def slow(self, file: int, nodes: Sequence[DataNode], waited: float | None) -> list[DataNode]:
+        """Those of ``nodes``, which have the block of ``file``, that it had better leave. ``waited``: the share of the
+        time since it was asked last that it waited for them, if that was measured.
 
         They hold it up, and others that are written with it are idle meanwhile. Files that are written together get
         their bytes in turn, so the slowest pipeline sets the pace of all. Nobody tells which DataNode of it is slow,
         but one that has nothing to do in another pipeline, or had nothing a run ago, is not; and one had nothing twice.
+        Nor is one that takes much of all files together: links are not shared alike by what goes over them. And a copy
+        of a block may leave hardly anything of a link for others, so nobody is found while there is one.
         """
-        if run is not None:
+        if waited is not None and not self._copies:
             with self._lock:
-                self._best = max(self._best, run.rate)
-                held_up = run.waited >= HELD_UP and run.rate < SLOW * self._best
-                before = self._free.pop(file, set())
                 others = [(idle, self._placed.get(other, ())) for other, idle in self._idle.items() if other != file]
-            if held_up:
-                free = {node.uuid for idle, theirs in others if (ask := idle()) and ask() for node in theirs}
-                with self._lock:
-                    self._free[file] = free
-                    found = {node.uuid for node in nodes} - free - before
-                    if free & before and found:
-                        self._slow |= found
-                        self._best = 0.0  # those that are left have more to do
+            free = {node.uuid for idle, theirs in others if (ask := idle()) and ask() for node in theirs}
+            with self._lock:
+                rates = self._rates(file)
+                free_before, late_before = self._free.pop(file, (set(), set()))
+                if waited >= HELD_UP:
+                    late = {node.uuid for node in nodes if rates.get(node.uuid, 0.0) < SLOW * self._best} - free
+                    self._free[file] = free, late
+                    if free & free_before and late & late_before:
+                        self._slow |= late & late_before
+                        self._best = 0.0  # of those that are left
         with self._lock:
             return [node for node in nodes if node.uuid in self._slow]
+
+    def _rates(self, file: int) -> dict[str, float]:
+        """Bytes per second that each DataNode has taken since ``file`` asked last. What was on its way for another one
+        comes in bursts, so twice in a row counts."""
+        now = time.monotonic()
+        since, taken, before = self._runs.get(file, (now, self._taken, {}))
+        seconds = max(now - since, 1e-3)
+        rates = {uuid: (count - taken[uuid]) / seconds for uuid, count in self._taken.items()}
+        self._best = max([self._best, *(min(rate, before.get(uuid, 0.0)) for uuid, rate in rates.items())])
+        self._runs[file] = now, self._taken.copy(), rates
+        return rates
 
 
 def _always() -> Callable[[], bool]:
