@@ -65,7 +65,7 @@ BENCHMARKS = {
 def listing() -> str:
     """A line for each benchmark."""
     rows = [f"  {name:11} {one.measures}; {one.takes}; needs {one.needs}" for name, one in BENCHMARKS.items()]
-    last = f"  {'all':11} every report of bench/results, going on where it was interrupted; 5 hours"
+    last = f"  {'all':11} every report of bench/results, going on where it was interrupted; 4 hours"
     return "\n".join(
         ["usage: scripts/bench NAME [--quick] [--out FILE] ...    options: scripts/bench NAME --help", *rows, last]
     )

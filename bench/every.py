@@ -21,30 +21,29 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 COMMANDS = {
-    "image": "bench image",
+    "image": "bench image --variants "
+    "local*,hot,on-demand,warm*,unpack,extract,nydus,nydus-prefetch,containerd,convert*,read*",
     "image-first": "bench image --quick --variants hot,on-demand,on-demand-10ms,nydus,nydus-10ms --runs 5",
     "image-rebuilt": "bench image --quick --variants hot,rebuilt,rebuilt-warm,rebased,on-demand --runs 5",
     "image-hdfs": "bench image --quick --variants hot,hdfs,hdfs-frozen,hdfs-slow --conversions 0 --runs 5",
     "demo": "demo --full",
     "cluster": "bench cluster --rate 100 --scenario cold",
-    "cluster-known": "bench cluster --rate 50 --scenario alone --scenario hot --scenario registry --scenario mirror",
-    "cluster-slow-node": "bench cluster --rate 50 --scenario slow-node",
-    "checkpoint": "bench checkpoint --parts local,save,resume,once,free",
-    "checkpoint-quick": "bench checkpoint --quick --parts resume,many,small --runs 5",
-    "checkpoint-sharing": "bench checkpoint --parts sharing",
+    "cluster-known": "bench cluster --rate 50 --scenario bench/cluster/known/cold.toml --scenario alone "
+    "--scenario bench/cluster/known/hot.toml --scenario registry --scenario mirror "
+    "--scenario bench/cluster/known/slow-node.toml --scenario bench/cluster/known/size.toml",
+    "checkpoint": "bench checkpoint --parts local,save,frozen,resume,once,sharing,free",
+    "checkpoint-quick": "bench checkpoint --quick --parts resume --runs 5",
     "checkpoint-tensors": "bench checkpoint --quick --parts small,tensors --runs 5",
     "checkpoint-names": "bench checkpoint --parts names,random",
     "checkpoint-many": "bench checkpoint --quick --parts many --runs 5",
-    "checkpoint-frozen": "bench checkpoint --parts frozen",
     "env-quick": "bench env --quick --runs 5",
     "packages": "bench packages",
     "caches": "bench caches",
     "kubernetes": "bench kubernetes",
-    "stripefs": "bench stripefs",
+    "stripefs": "bench stripefs --parts writes,scan,reads,free",
     "stripefs-writes": "bench stripefs --parts faulty-writes",
     "stripefs-secured": "bench stripefs --parts secured,secured-frozen",
-    "stripefs-placement": "bench stripefs --quick --parts writes,placement --runs 5",
-    "stripefs-ablation": "bench stripefs --quick --parts placement --runs 5",
+    "stripefs-placement": "bench stripefs --quick --parts placement --runs 5",
     "ablate": "bench ablate --parts hotpack,readahead",
     "ablate-reach": "bench ablate --quick --parts reach,reach-10ms --runs 5",
     "ablate-elsewhere": "bench ablate --quick --parts elsewhere --runs 3",
@@ -58,6 +57,14 @@ COMMANDS = {
     "fleet": "bench fleet",
 }
 """The command of ``scripts/`` that makes each report."""
+JOINED = {
+    "cluster-slow-node": "cluster-known",
+    "checkpoint-sharing": "checkpoint",
+    "checkpoint-frozen": "checkpoint",
+    "stripefs-ablation": "stripefs-placement",
+}
+"""Reports on record that had commands of their own. What they measured the other one measures now: when that is made
+anew, they go from ``bench/results`` and from ``bench/page/reports.py``."""
 
 
 def _git(*words: str) -> str:

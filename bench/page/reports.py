@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from bench.common.report import Figure, Report, Run
-from bench.every import COMMANDS
+from bench.every import COMMANDS, JOINED
 from bootseer.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def load() -> dict[str, Report]:
     """Every report by the name of its file. Raises `DataError` where scenarios and files do not name the same ones."""
     found = {path.stem: msgspec.json.decode(path.read_bytes(), type=Report) for path in RESULTS.glob("*.json")}
     named = {name for scenario in SCENARIOS for name in scenario.reports}
-    for table, names in (("bench/page/reports.py", named), ("bench/every.py", set(COMMANDS))):
+    for table, names in (("bench/page/reports.py", named), ("bench/every.py", {*COMMANDS, *JOINED})):
         if odd := sorted(names ^ set(found)):
             raise DataError(f"reports without a place in {table}, or the other way round: {', '.join(odd)}")
     return found

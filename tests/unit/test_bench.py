@@ -2,9 +2,11 @@
 
 import importlib.util
 import io
+import itertools
 import random
 import tarfile
 
+import msgspec
 import pytest
 
 from bench import every
@@ -17,7 +19,7 @@ from bench.common.report import Report, Run
 from bench.image import ablated, rebuilt
 from bench.page import detail, overview, reports
 from bench.page.__main__ import pages
-from bench.stripes import runner, scheduler_cases, scheduler_parts
+from bench.stripes import runner, scheduler_cases, scheduler_parts, stripefs
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 from support.images import Member, tar_of
@@ -195,6 +197,41 @@ def test_all_reports_are_made_once_and_one_that_fails_keeps_none_from_being_made
         ["is", "there"],
         ["scripts/bench", "bad"],
     ]
+
+
+def _options(command: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for option, value in itertools.pairwise(command.split()):
+        if option in ("--parts", "--variants", "--scenario"):
+            found.setdefault(option, []).extend(value.split(","))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("bench", "known"),
+    [("stripefs", stripefs.ALL), ("checkpoint", checkpoint.PARTS), ("ablate", [part.name for part in ablated.PARTS])],
+)
+def test_no_two_commands_of_all_measure_the_same_part(bench, known):
+    """In the same form: a quick report is of another size. What a command without --parts measures is all."""
+    of_form: dict[bool, list[str]] = {True: [], False: []}
+    for command in every.COMMANDS.values():
+        if command.split()[1] == bench:
+            of_form["--quick" in command] += _options(command).get("--parts") or known
+    assert all(len(set(parts)) == len(parts) for parts in of_form.values()), of_form
+
+
+@pytest.mark.parametrize("name", ["cluster", "cluster-known"])
+def test_the_commands_of_all_make_the_runs_that_are_on_record(name, monkeypatch):
+    """Figures compare scenarios of one report, so a command that lacks one of them makes fewer figures."""
+    monkeypatch.chdir(ROOT)
+    made = {
+        f"{one.name}:{variant}"
+        for named in _options(every.COMMANDS[name])["--scenario"]
+        for one in scenario.of_sizes(scenario.load(named), 8)
+        for variant in (*one.variants, *(["local"] if "ordinary" in one.variants else []))
+    }
+    record = msgspec.json.decode((ROOT / f"bench/results/{name}.json").read_bytes(), type=Report)
+    assert {run.variant for run in record.runs} <= made
 
 
 def test_the_list_names_every_benchmark_and_a_result_of_it():
