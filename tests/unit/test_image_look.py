@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,19 @@ def test_what_a_record_says_moves_no_cursor(tmp_path: Path) -> None:
     text = CliRunner().invoke(store.app, ["ls", "--store", site.store.url]).stdout
     assert "\x1b" not in text
     assert len(text.splitlines()) == 6  # with three of the head
+
+
+@pytest.mark.parametrize("make", [lambda trap: trap.symlink_to(trap), os.mkfifo, Path.mkdir])
+def test_what_somebody_puts_beside_the_records_hides_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    site = Site(tmp_path)
+    for name in ("images/trap.json", "env/snapshots/trap.json"):
+        trap = site.store.root / name
+        trap.parent.mkdir(parents=True, exist_ok=True)
+        make(trap)
+    for verb in ("ls", "du"):
+        done = CliRunner().invoke(store.app, [verb, "--store", site.store.url, "--json"])
+        assert done.exit_code == 0, (verb, done.output)
+    assert {row["reference"] for row in site.images()} == {site.ref, site.other}
 
 
 def test_an_image_is_inspected_and_removed(tmp_path: Path) -> None:

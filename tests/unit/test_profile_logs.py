@@ -16,9 +16,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from bootseer.cli import profile_import
 from bootseer.cli.profile import app
-from bootseer.errors import ConfigError
-from bootseer.profile import events, logs
+from bootseer.errors import ConfigError, DataError
+from bootseer.profile import events, loglines, logs
 from support import forked
 
 UTC = datetime.UTC
@@ -501,3 +502,17 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert events.parse(done.stdout.encode().splitlines(keepends=True)).spans[0].node == "x"
     assert profile("import").returncode == 2
     assert profile("import", *inputs, "--sacct", "-").returncode == 2
+
+
+@pytest.mark.parametrize("option", ["--log", "--sacct", "--kubernetes"])
+def test_a_file_of_holes_or_a_pipe_takes_neither_memory_nor_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(loglines, "_ENDLESS", 8 << 20)
+    monkeypatch.setattr(profile_import, "_MOST", 8 << 20)
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(1 << 41)
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("holes", "pipe"):
+        done = CliRunner().invoke(app, ["import", option, str(tmp_path / name), "-o", str(tmp_path / "out")])
+        assert isinstance(done.exception, DataError), done.exception

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,12 +18,16 @@ from bootseer.errors import DataError, doing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from datetime import datetime
+    from typing import IO
 
     from bootseer.profile.logs import Pattern
 
 log = logging.getLogger(__name__)
 
+_MOST = 1 << 30
+"""Bytes of what a program told of all that it knows."""
 _LOG = "Log of a training program that the patterns know, such as HF's Trainer or Megatron-LM; - is stdin"
 _TORCHRUN = re.compile(r"(?P<run>[^/]+)/attempt_(?P<cycle>\d{1,6})/(?P<rank>\d{1,9})/(?:stdout|stderr)\.log$")
 _PROCESS = re.compile(
@@ -92,8 +97,20 @@ def _of_sacct(file: Path, job: str) -> Iterator[bytes]:
 
 
 def _text(file: Path) -> bytes:
-    with doing(f"read {file}"):
-        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    with doing(f"read {file}"), _opened(file) as opened:
+        text = opened.read(_MOST + 1)
+    if len(text) > _MOST:
+        raise DataError(f"{file} has more than {_MOST >> 30} GiB", hint="name fewer jobs, or a shorter time")
+    return text
+
+
+def _opened(file: Path) -> AbstractContextManager[IO[bytes]]:
+    """Nobody waits for who might write to a pipe."""
+    if str(file) == "-":
+        return nullcontext(sys.stdin.buffer)
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
+    return os.fdopen(fd, "rb")
 
 
 def _of_logs(
@@ -161,11 +178,8 @@ def _names(files: Sequence[Path]) -> list[str]:
 def _lines(file: Path) -> Iterator[str]:
     from bootseer.profile import loglines
 
-    if str(file) == "-":
-        yield from loglines.read(sys.stdin.buffer)  # type: ignore[arg-type]
-        return
-    with doing(f"read {file}"), file.open("rb") as opened:
-        yield from loglines.read(opened)
+    with doing(f"read {file}"), _opened(file) as opened:
+        yield from loglines.read(opened)  # type: ignore[arg-type]
 
 
 def _written(file: Path) -> datetime | None:

@@ -14,7 +14,7 @@ from bootseer.env.inventory import Entry
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest, inventory_key
 from bootseer.env.unpack import verify_stage
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError, logged
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError, logged
 from bootseer.objects import Store
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def everything(store: Store) -> list[SnapshotManifest]:
     for name in names(store):
         try:
             found.append(manifest.decode(store.get(manifest.manifest_key(name), most=manifest.MAX_STORED), name))
-        except (ConfigError, DataError, NotFoundError, NotWritableError) as exc:
+        except UnavailableError:
+            raise
+        except BootseerError as exc:
             log.warning("%s", exc)
     return sorted(found, key=lambda item: -item.created)
 

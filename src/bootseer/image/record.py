@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.chunks import hashing
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError, logged
+from bootseer.errors import BootseerError, ConfigError, DataError, UnavailableError, logged
 from bootseer.objects import Store, open_store, signature
 from bootseer.oci import ImageConfig, Reference, in_files
 from bootseer.wiretypes import json_as
@@ -200,7 +200,9 @@ def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
 def _look(store: Store, key: str) -> ImageRecord | None:
     try:
         return decode(store.get(key, most=MAX_STORED), key)
-    except (DataError, NotFoundError, NotWritableError) as exc:
+    except UnavailableError:
+        raise
+    except BootseerError as exc:  # anybody's link, pipe or record without rights hides no other one
         log.warning("%s in store %s", exc, store.shown)
         return None
 

@@ -5,6 +5,7 @@ where a progress bar drew itself anew; each has the head of its line."""
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -12,8 +13,12 @@ from typing import Any, NamedTuple
 
 from bootseer.wiretypes import json_as
 
+log = logging.getLogger(__name__)
+
 _PIECE = 1 << 20
 """Characters of a line that are read at once."""
+_ENDLESS = 256 << 20
+"""Characters without an end: of a sparse file, which costs its maker nothing."""
 _LONGEST = 1 << 16
 """Characters of a frame that are looked at."""
 LOOK_AHEAD = 2000
@@ -112,12 +117,16 @@ class Frame(NamedTuple):
 
 
 def read(file: io.BufferedReader) -> Iterator[str]:
-    """The lines of a file; only ``\\n`` ends one. A longer one comes in pieces."""
+    """The lines of a file; only ``\\n`` ends one. A longer one comes in pieces, and one of `_ENDLESS` is the last."""
     wide = file.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff")
     text = io.TextIOWrapper(file, "utf-16" if wide else "utf-8-sig", errors="replace", newline="\n")
     try:
-        while line := text.readline(_PIECE):
+        going = 0
+        while (line := text.readline(_PIECE)) and going < _ENDLESS:
+            going = 0 if line.endswith("\n") else going + len(line)
             yield line
+        if line:
+            log.warning("a log is not read on: %d MiB of it are no line", _ENDLESS >> 20)
     finally:
         text.detach()
 

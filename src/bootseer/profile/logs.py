@@ -147,7 +147,10 @@ def _marks(source: Source, known: Sequence[Pattern], zone: tzinfo | None, *, alo
     none to end are left out: a log has millions."""
     reader = Reader(zone, source.written or datetime.now(UTC))
     lines = iter(source.lines)
-    first = list(itertools.islice(lines, LOOK_AHEAD))
+    first, room = list[str](), LOOK_AHEAD << 12  # lines may be long
+    while room > 0 and len(first) < LOOK_AHEAD and (line := next(lines, None)) is not None:
+        first.append(line)
+        room -= len(line)
     reader.ahead(first)
     compiled = [(pattern.has, re.compile(pattern.match).search, pattern) for pattern in known]
     begins = list({one.has: None for one in known if one.stage != READY or "<seconds>" in one.match})
