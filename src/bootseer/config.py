@@ -177,7 +177,7 @@ def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, s
                 hint=f'{size / 100:g} is a share of {size:g} %, "{size:g}G" so many bytes',
             )
     for variable in env:
-        if variable.startswith("BOOTSEER_") and (meant := _misspelt(variable)):
+        if variable.upper().startswith("BOOTSEER_") and (meant := _misspelt(variable)):
             log.warning("%s is no setting; did you mean %s?", variable, meant)
     return found, sources
 
@@ -211,7 +211,7 @@ def _read(name: str, text: str, source: str) -> object:
     path = os.path.expanduser(text)
     if not os.path.isabs(path):
         home = "; no home folder is known here" if text.startswith("~") else ""
-        scheme = re.match(r"(\w+):/", text)
+        scheme = re.match(r"(\w+):", text)
         hint = f"write {scheme[1]}://..." if scheme else "begin it with /"
         raise ConfigError(f"{name} = {text!r} (from {source}) is no whole path{home}", hint=hint)
     return path
@@ -220,7 +220,8 @@ def _read(name: str, text: str, source: str) -> object:
 def _meant(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, Config.__struct_fields__, n=1)
+    plain = name.lower().removeprefix("bootseer_")
+    near = difflib.get_close_matches(plain, Config.__struct_fields__, n=1)
     return f"did you mean {near[0]}?" if near else "bootseer doctor --settings lists them"
 
 
@@ -229,7 +230,10 @@ def _misspelt(variable: str) -> str:
     names = [f"BOOTSEER_{name.upper()}" for name in Config.__struct_fields__]
     if variable in names or variable in _OTHERS:
         return ""
-    return next((name for name in (*names, *_OTHERS) if _slips(variable, name) <= _FEW), "")
+    text = variable.upper()
+    near = (name for name in (*names, *_OTHERS) if _slips(text, name) <= min(_FEW, len(name[9:]) // 2))
+    longer = (name for name in names if re.match(name + "_(?!SERVICE_|PORT)|" + name + "[A-Z]", text))
+    return next(near, "") or next(longer, "")
 
 
 def _slips(one: str, other: str) -> int:

@@ -8,7 +8,7 @@ from bootseer.errors import ConfigError
 
 _NUMBER = r"(\d{1,15}(?:\.\d{1,15})?)"
 """No longer: it is finite whatever it is multiplied with here."""
-_SIZE = re.compile(_NUMBER + r"\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SIZE = re.compile(_NUMBER + r"\s*(?:([kmgt])(?:ib?|b)?|b?)", re.IGNORECASE)
 _AGE = re.compile(_NUMBER + r"([smhdw])|0")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -22,7 +22,7 @@ def parse_size(text: str, *, kilo: int = 1024) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"{text!r} is not a size", hint="write 4096, 256K, 1M or 2G")
-    if (size := int(float(found[1]) * kilo ** " kmgt".index(found[2].lower() or " "))) > MOST:
+    if (size := int(float(found[1]) * kilo ** " kmgt".index((found[2] or " ").lower()))) > MOST:
         raise ConfigError(f"{text!r} is too large a size")
     return size
 

@@ -346,7 +346,17 @@ def test_the_whole_command(tmp_path):
 
 
 def test_sizes_and_ages():
-    assert [units.parse_size(text) for text in ("0", "4096", "4k", "1 MiB", "2G")] == [0, 4096, 4096, 1 << 20, 2 << 30]
+    sizes = {
+        "0": 0,
+        "4096": 4096,
+        "9 B": 9,
+        "4k": 4096,
+        "1 MiB": 1 << 20,
+        "2G": 2 << 30,
+        "2Gi": 2 << 30,
+        "2GB": 2 << 30,
+    }
+    assert {text: units.parse_size(text) for text in sizes} == sizes
     assert [units.parse_age(text) for text in ("0", "90s", "1.5m", "2h", "1d")] == [0, 90, 90, 7200, 86400]
     assert [units.age_text(seconds) for seconds in (-5, 42, 119, 120, 7200, 172800)] == [
         "0 s",

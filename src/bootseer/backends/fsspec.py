@@ -198,7 +198,14 @@ class Stream:
 
 _CONDITIONAL = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "memory"))
 """Protocols whose fsspec class passes ``mode="create"`` on to the store, or is the store."""
+_GENERAL = ("fsspec.spec", "fsspec.asyn")
 _LOOKED = "it cannot refuse to replace a file; looking before is not the same when two write one name at one moment"
+
+
+def _lists_all(fs: AbstractFileSystem) -> bool:
+    """Whether its ``find`` is its own: that of fsspec passes over each folder that cannot be listed."""
+    kinds = [kind for kind in type(getattr(fs, "fs", fs)).__mro__ if not kind.__module__.startswith(_GENERAL)]
+    return any({"find", "_find"} & vars(kind).keys() for kind in kinds)
 
 
 class FsspecBackend(FsspecPlace, Backend):
@@ -260,7 +267,9 @@ class FsspecBackend(FsspecPlace, Backend):
         return sorted(entry_of(str(info["name"]).rstrip("/").rpartition("/")[2], info) for info in found)
 
     def walk(self, path: str) -> Iterator[tuple[str, Entry]]:
-        def ask(fs: AbstractFileSystem) -> Mapping[str, Mapping[str, object]]:
+        def ask(fs: AbstractFileSystem) -> Mapping[str, Mapping[str, object]] | None:
+            if not _lists_all(fs):
+                return None
             full = self.full(path)
             fs.invalidate_cache(full)
             return cast("Mapping[str, Mapping[str, object]]", fs.find(full, detail=True))
@@ -271,6 +280,8 @@ class FsspecBackend(FsspecPlace, Backend):
             return
         except UnavailableError as exc:  # one call for all may be too long, and a folder alone is not
             _log.warning("%s; listing it folder by folder", exc.message)
+            found = None
+        if found is None:
             yield from super().walk(path)
             return
         base, own = self.full("").strip("/"), self.full(path).strip("/")

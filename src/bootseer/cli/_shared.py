@@ -87,21 +87,27 @@ _MEANT = {
     "df": "store du",
     "gc": "clean",
     "help": "--help",
+    "images": "image ls",
     "info": "doctor",
     "list": "store ls",
+    "log": "profile show",
     "logs": "profile show",
     "prune": "store gc",
     "ps": "image status",
     "pull": "image convert",
+    "rmi": "image rm",
     "show": "profile show",
     "start": "run",
+    "stats": "node status",
     "stop": "unmount",
+    "top": "image status",
     "umount": "unmount",
     "version": "--version",
 }
 """Word that is typed first -> a verb that has another name."""
 _SAME = {
     "build": "convert",
+    "cat": "get",
     "clean": "gc",
     "clear": "gc",
     "create": "run",
@@ -110,6 +116,7 @@ _SAME = {
     "list": "ls status",
     "prune": "gc",
     "ps": "status",
+    "purge": "gc",
     "remove": "rm",
     "report": "show",
     "size": "du ls",
@@ -133,9 +140,12 @@ class Group(TyperGroup):
 
         word, group = args[0], ctx.command_path
         same = [f"{group} {name}" for name in _SAME.get(word, "").split() if name in self.commands]
-        near = [f"{group} {name}" for name in difflib.get_close_matches(word, self.commands)]
         meant = [f"bootseer {_MEANT[word]}"] if word in _MEANT and not same else []
-        found = dict.fromkeys([*same, *near, *meant, *_named(get_command(Group.whole()), word, "bootseer")])
+        named = list(_named(get_command(Group.whole()), (word,), "bootseer"))
+        if not (same or meant or named):  # what it is called elsewhere, or looks like here
+            named = list(_named(get_command(Group.whole()), _SAME.get(word, "").split(), "bootseer"))
+            named += [f"{group} {name}" for name in difflib.get_close_matches(word, self.commands)]
+        found = dict.fromkeys([*same, *meant, *named])
         hint = f"did you mean {', '.join(found)}?" if found else f"{group} --help lists them"
         raise mistake(f"{group} has no verb {word!r}; {hint}")
 
@@ -164,11 +174,11 @@ def add_verbs(app: typer.Typer, panels: Mapping[str, Sequence[Callable[..., None
             app.command(verb.__name__.rstrip("_"), cls=Verb, rich_help_panel=panel, context_settings=how)(verb)
 
 
-def _named(command: Any, word: str, name: str) -> Iterator[str]:
+def _named(command: Any, words: Sequence[str], name: str) -> Iterator[str]:
     for verb, inner in getattr(command, "commands", {}).items():
-        if verb == word:
+        if verb in words:
             yield f"{name} {verb}"
-        yield from _named(inner, word, f"{name} {verb}")
+        yield from _named(inner, words, f"{name} {verb}")
 
 
 def mistake(text: str) -> typer.Exit:

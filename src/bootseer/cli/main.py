@@ -60,6 +60,8 @@ def _mistaken(exc: Any) -> NoReturn:
         exc.show()
     else:
         text = one_line(exc.format_message()).rstrip(".")
+        if path == "bootseer run" and type(exc).__name__ == "NoSuchOption":  # docker's
+            path = "a command in an image: bootseer image run REF COMMAND; bootseer run"
         sys.stderr.write(f"bootseer: {text[:1].lower()}{text[1:]}; {path} --help says more\n")
     sys.exit(exc.exit_code)
 
