@@ -483,3 +483,25 @@ def test_a_store_without_credentials_is_said_so(run, monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "info", info)
     done = run("ls", "memory://bucket/x")
     assert (done.code, "no credentials were found" in done.error) == (78, True)
+
+
+@pytest.mark.root
+def test_root_copies_nothing_to_where_others_lead_names_elsewhere(run, tmp_path):
+    store, theirs, passwd = tmp_path / "store", tmp_path / "theirs", tmp_path / "passwd"
+    for folder in (store / "sub", theirs / "out"):
+        folder.mkdir(parents=True)
+    for name in ("model", "sub/passwd"):
+        (store / name).write_text("weights")
+    passwd.write_text("root's")
+    (theirs / "out/model").symlink_to(passwd)
+    (theirs / "out/sub").symlink_to(tmp_path)
+    (theirs / "out/gone").symlink_to(tmp_path / "made")
+    subprocess.run(["chown", "-hR", "65534:65534", theirs], check=True)
+    for source, target in (("", "theirs/out"), ("/model", "theirs/out/sub/new")):
+        done = run("get", f"{store}{source}", target)
+        assert (done.code, "which user 65534 made, is not followed" in done.error) == (73, True), (target, done.error)
+    for target in ("theirs/out/model", "theirs/out/gone", "theirs/new"):  # a link of others gives way to the file
+        assert run("get", f"{store}/model", target).code == 0
+        assert ((tmp_path / target).read_text(), (tmp_path / target).is_symlink()) == ("weights", False)
+    assert passwd.read_text() == "root's"
+    assert sorted(os.listdir(tmp_path)) == ["passwd", "store", "theirs"]

@@ -1,4 +1,5 @@
-"""Local files that copies out of a store become: each appears whole or not at all."""
+"""Local files that copies out of a store become: each appears whole or not at all. Folders of others may be written
+to: what they lead elsewhere is not followed (`bootseer.kernel.links`)."""
 
 from __future__ import annotations
 
@@ -10,13 +11,21 @@ from io import BufferedWriter
 from pathlib import Path
 from stat import S_ISREG
 
-from bootseer.closing import whole
-from bootseer.errors import NotWritableError, doing, from_os_error
+from bootseer.backends.folder import FolderBackend
+from bootseer.closing import descriptor, whole
+from bootseer.errors import ConfigError, NotWritableError, doing, from_os_error
+from bootseer.folders import settled
+from bootseer.kernel import beneath, links
 
 
 def place(local: Path) -> Path:
-    """Where the file ``local`` is to be: what a link leads to. `NotWritableError` for what is no file."""
-    local = Path(os.path.realpath(local)) if os.path.islink(local) else local
+    """Where the file ``local`` is to be: what a link leads to, but not a link that others may have led there, which
+    gives way. `NotWritableError` for what is no file."""
+    if os.path.islink(local):
+        real = Path(os.path.realpath(local))
+        if not os.path.islink(real) and not _is_ours(local):  # the former: it leads to itself
+            return local
+        local = real
     try:
         if not S_ISREG(local.stat().st_mode):  # as /dev/stdout: a file would take its place
             raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
@@ -38,6 +47,8 @@ def refuse_folder(local: Path) -> None:
 def folder(path: Path) -> None:
     """Make the folder ``path`` where it is missing."""
     try:
+        if os.geteuid() == 0 and not _is_ours(path):
+            FolderBackend(path).make_folder("")
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise NotWritableError(f"{path} is a file, a folder is needed") from None
@@ -48,5 +59,18 @@ def folder(path: Path) -> None:
 @contextlib.contextmanager
 def new(local: Path) -> Iterator[BufferedWriter]:
     """A new file, which is at `place` ``local`` after the context, unless that raises."""
-    with doing(f"write {local}"), whole(local) as out:
+    above = os.path.abspath(local.parent)
+    with (
+        doing(f"write {local}"),
+        descriptor(links.open_followed(above, os.O_PATH | os.O_DIRECTORY, base=above, writing=True)) as folder,
+        whole(Path(beneath.shown(folder), local.name)) as out,
+    ):
         yield out
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether root alone says where the name leads, or a user asks."""
+    try:
+        return os.geteuid() != 0 or bool(settled(path))
+    except (ConfigError, OSError):
+        return os.geteuid() != 0
