@@ -738,6 +738,80 @@ def test_settings_may_lie_in_included_files_and_refer_to_others(tmp_path, monkey
             nameservice.setting("dfs.x.protection")
 
 
+def _is(name: str, value: str, more: str = "") -> str:
+    return f"<property><name>{name}</name><value>{value}</value>{more}</property>"
+
+
+@pytest.mark.parametrize(
+    ("core", "more", "asked", "expected"),
+    [
+        (_is("fs.defaultFS", "hdfs://one/user"), "", "fs", "hdfs://one"),
+        (_is("fs.defaultFS", "hdfs://h:8021/"), "", "fs", "hdfs://h:8021"),
+        (_is("fs.default.name", "hdfs://one"), "", "fs", "hdfs://one"),  # its name before Hadoop 2
+        (_is("fs.defaultFS", "hdfs://a") + _is("fs.default.name", "hdfs://one"), "", "fs", "hdfs://one"),
+        ('<property name="fs.defaultFS" value="hdfs://one"/>', "", "fs", "hdfs://one"),
+        (_is("fs.defaultFS", "hdfs://${at}"), _is("at", "one"), "fs", "hdfs://one"),
+        (_is("x", "1", "<final>true</final>"), _is("x", "2"), "x", "1"),
+        (_is("x", "1", "<final>false</final>"), _is("x", "2"), "x", "2"),
+        (_is("x", "1", "<final> TRUE </final>") + _is("x", "2"), "", "x", "1"),
+        ('<property name="x" value="1" final="true"/>', _is("x", "2"), "x", "1"),
+        (_is("x", "1") + _is("x", "2"), "", "x", "2"),
+        (_is("x", "1"), _is("x", ""), "x", ""),
+        (_is("x", "<!-- 0 -->1"), "", "x", "1"),
+        (_is("x", "<![CDATA[1]]>"), "", "x", "1"),
+        (f"<configuration>{_is('x', '1')}</configuration>", "", "x", "1"),
+        (_is("x", "1") + "<property><value>2</value></property><property/>", "", "x", "1"),
+        ("", _is("dfs.namenode.rpc-address.one", "hdfs://h1:8021"), "at", (("h1", 8021),)),
+        ("", _is("dfs.namenode.rpc-address.one", "hdfs://[::1]"), "at", (("::1", 8020),)),
+        ("", _is("dfs.namenode.rpc-address.one", "h1"), "at", (("h1", 8020),)),
+        (
+            _is("dfs.ha.namenodes.one", "a,\n b,"),
+            _is("dfs.namenode.rpc-address.one.a", "h1:1") + _is("dfs.namenode.rpc-address.one.b", "h2:2"),
+            "at",
+            (("h1", 1), ("h2", 2)),
+        ),
+        (  # an observer is a NameNode of the service like others
+            _is("dfs.client.failover.proxy.provider.one", "x.ObserverReadProxyProvider"),
+            _is("dfs.ha.namenodes.one", "a") + _is("dfs.namenode.rpc-address.one.a", "h1:1"),
+            "at",
+            (("h1", 1),),
+        ),
+        (  # a router stands for name services
+            _is("dfs.nameservices", "one,two"),
+            _is("dfs.ha.namenodes.one", "r1") + _is("dfs.namenode.rpc-address.one.r1", "router:8888"),
+            "at",
+            (("router", 8888),),
+        ),
+        (
+            "",
+            _is("dfs.namenode.rpc-address.one", "127.0.0.1:1") + _is("dfs.client.failover.resolve-needed.one", "TRUE"),
+            "machines",
+            (("127.0.0.1", 1),),
+        ),
+        (_is("dfs.client.use.datanode.hostname", "True"), "", "names", True),
+        ("", _is("dfs.client.use.datanode.hostname", "yes"), "names", False),
+    ],
+)
+def test_settings_are_read_as_hadoop_reads_them(tmp_path, monkeypatch, core, more, asked, expected):
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    for name, text in (("core", core), ("hdfs", more)):
+        (tmp_path / f"{name}-site.xml").write_text(f"<configuration>{text}</configuration>")
+    looked: list[str] = []
+
+    def machines(host: str, port: int, until: float) -> list[tuple[str, int]]:
+        looked.append(host)
+        return [(host, port)]
+
+    monkeypatch.setattr(nameservice, "machines", machines)
+    if asked == "fs":
+        assert nameservice.split("hdfs:///b") == (expected, "/b")
+    elif asked in ("at", "machines"):
+        assert nameservice.addresses("one") == expected
+        assert bool(looked) is (asked == "machines")
+    else:
+        assert (nameservice.by_hostname() if asked == "names" else nameservice.setting(asked)) == expected
+
+
 def test_a_name_service_may_be_one_name_of_several_machines(tmp_path, monkeypatch):
     """Red before: it was left to hdfs-native."""
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))

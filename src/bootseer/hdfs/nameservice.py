@@ -25,7 +25,11 @@ from bootseer.hdfs.dial import Address, machines
 _PORT = 8020  # Hadoop's default
 _DNS_SECONDS = 10.0
 _XINCLUDE = "{http://www.w3.org/2001/XInclude}"
+_RENAMED = {"fs.default.name": "fs.defaultFS"}  # since Hadoop 2
 _NAMED, _DEEP = re.compile(r"\$\{[^${}]+\}"), 5
+
+Property = tuple[str, str, bool]
+"""Its name and value, and whether it is final: what is said later does not count."""
 
 
 def split(url: str) -> tuple[str, str]:
@@ -50,7 +54,7 @@ def split(url: str) -> tuple[str, str]:
 def _default() -> str:
     """The NameNode or name service that the site's ``core-site.xml`` names, "" for none."""
     found = _settings(where).get("fs.defaultFS", "") if (where := folder()) else ""
-    return found.removeprefix("hdfs://").strip("/") if found.startswith("hdfs://") else ""
+    return found.removeprefix("hdfs://").partition("/")[0] if found.startswith("hdfs://") else ""
 
 
 def addresses(service: str) -> tuple[Address, ...]:
@@ -62,7 +66,7 @@ def addresses(service: str) -> tuple[Address, ...]:
     names = found.get(f"dfs.ha.namenodes.{service}", "")
     keys = [f"{key}.{name.strip()}" for name in names.split(",") if name.strip()] or [key]
     told = [_address(found.get(each, ""), each, where) for each in keys]
-    if found.get(f"dfs.client.failover.resolve-needed.{service}") == "true":
+    if found.get(f"dfs.client.failover.resolve-needed.{service}", "").lower() == "true":
         try:
             told = [one for each in told for one in machines(*each, time.monotonic() + _DNS_SECONDS)]
         except OSError as exc:
@@ -96,7 +100,12 @@ def folder() -> Path | None:
 
 def _settings(folder: Path) -> dict[str, str]:
     """With the values that they refer to in place of ``${name}``, where the site says those."""
-    found = _read(folder / "core-site.xml") | _read(folder / "hdfs-site.xml")
+    found, final = dict[str, str](), set[str]()
+    for name, value, last in (*_read(folder / "core-site.xml"), *_read(folder / "hdfs-site.xml")):
+        if name not in final:
+            found[name] = value
+        if last:
+            final.add(name)
     for _ in range(_DEEP):
         known = {f"${{{name}}}": value for name, value in found.items() if "${" not in value}
         found = {name: _NAMED.sub(functools.partial(_value, known), value) for name, value in found.items()}
@@ -107,32 +116,36 @@ def _value(known: dict[str, str], found: re.Match[str]) -> str:
     return known.get(found[0], found[0])
 
 
-def _read(file: Path) -> dict[str, str]:
+def _read(file: Path) -> list[Property]:
     try:
-        return dict(_pairs(file, _DEEP))
+        return list(_properties(file, _DEEP))
     except (OSError, xml.ParseError) as exc:
         if isinstance(exc, FileNotFoundError) and str(exc.filename) == str(file):
-            return {}
+            return []
         why = f"{exc.strerror} ({exc.filename})" if isinstance(exc, OSError) else exc
         raise ConfigError(f"cannot read {file}: {why}", hint="HADOOP_CONF_DIR is the folder of such files") from None
 
 
-def _pairs(file: Path, depth: int, within: xml.Element | None = None) -> Iterator[tuple[str, str]]:
+def _properties(file: Path, depth: int, within: xml.Element | None = None) -> Iterator[Property]:
     """With those of files that it includes, or else of the fallback, as Hadoop reads them, ``depth`` deep."""
     if not depth:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), file)
     for each in xml.parse(file).getroot() if within is None else within:
-        if each.tag == "property" and (name := each.findtext("name")):
-            yield name.strip(), (each.findtext("value") or "").strip()
+        if each.tag == "property":
+            name, value, final = (
+                (each.findtext(tag) or each.get(tag) or "").strip() for tag in ("name", "value", "final")
+            )
+            if name:
+                yield _RENAMED.get(name, name), value, final.lower() == "true"
         elif each.tag == f"{_XINCLUDE}include":
             try:
-                yield from _pairs(file.parent / each.get("href", "").removeprefix("file://"), depth - 1)
+                yield from _properties(file.parent / each.get("href", "").removeprefix("file://"), depth - 1)
             except OSError:
                 if (fallback := each.find(f"{_XINCLUDE}fallback")) is None:
                     raise
-                yield from _pairs(file, depth, fallback)
+                yield from _properties(file, depth, fallback)
         else:
-            yield from _pairs(file, depth, each)
+            yield from _properties(file, depth, each)
 
 
 def _address(text: str, key: str, folder: Path) -> Address:
@@ -140,7 +153,7 @@ def _address(text: str, key: str, folder: Path) -> Address:
         raise ConfigError(f"{folder}/hdfs-site.xml does not set {key}")
     if "${" in text:
         raise ConfigError(f"{key} in {folder}/hdfs-site.xml refers to other settings", hint="write the address")
-    parts = urlsplit(f"//{text}")
+    parts = urlsplit(f"//{text.partition('://')[2] or text}")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:
