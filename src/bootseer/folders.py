@@ -142,7 +142,8 @@ def _check(path: Path) -> None:
 def _check_folder(path: Path) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{path} is a link, not a folder", hint="name the folder itself in the settings")
+        kind = "link" if stat.S_ISLNK(found.st_mode) else "file"
+        raise ConfigError(f"{path} is a {kind}, not a folder", hint="name the folder itself in the settings")
     if not known(found.st_uid):
         raise ConfigError(
             f"{path} belongs to user {found.st_uid}", hint="remove it, or choose another folder in the settings"

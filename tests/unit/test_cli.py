@@ -435,6 +435,16 @@ def test_what_others_wrote_does_not_move_the_cursor(capsys):
     assert capsys.readouterr().err == "bootseer: image x is for \\x1b[2J\\r/a\\nb; convert caf\u00e9\n"
 
 
+@pytest.mark.parametrize("verb", ["store ls", "store du", "store gc -n", "image rm x"])
+def test_names_in_a_store_do_not_move_the_cursor(verb, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a\nb\x1b[2J.json").write_text("x")
+    done = forked.cli(*verb.split(), "--store", tmp_path)
+    said = [one for one in done.stderr.splitlines() if "[2J" in one]
+    assert said, done
+    assert not [one for one in said if "\\n" not in one or "\x1b" in one]
+
+
 def test_a_group_without_a_verb_shows_its_help(typed):
     code, shown, said = typed("cache")
     assert code == 2

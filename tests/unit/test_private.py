@@ -102,6 +102,12 @@ def test_a_planted_link_is_refused(tmp_path: Path, where: str) -> None:
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
+def test_a_file_in_the_place_of_a_folder_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file is a file, not a folder"):
+        trusted(tmp_path / "file")
+
+
 def test_a_folder_that_others_can_replace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     os.chmod(tmp_path / "open", 0o777)

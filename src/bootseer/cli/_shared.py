@@ -190,7 +190,7 @@ def mistake(text: str) -> typer.Exit:
 def notice(text: str) -> None:
     """A line on stderr, but for ``--quiet``."""
     if log.isEnabledFor(logging.WARNING):
-        typer.echo(f"bootseer: {text}", err=True)
+        typer.echo(f"bootseer: {one_line(text)}", err=True)
 
 
 def settings(store: str = "", verify_key: str = "", require_signature: bool = False) -> Config:

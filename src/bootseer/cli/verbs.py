@@ -13,6 +13,7 @@ import typer
 
 from bootseer import build
 from bootseer.cli._shared import Group, add_verbs
+from bootseer.units import one_line
 
 _PANELS = {
     "Start here": ("doctor", "demo"),
@@ -22,6 +23,13 @@ _PANELS = {
 }
 """Panel of the help -> groups and verbs, in the order of use."""
 VERBS = {verb: panel for panel, verbs in _PANELS.items() for verb in verbs}
+
+
+class _OneLine(logging.Formatter):
+    """Names in a store are others' words."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
 
 
 class _Root(Group):
@@ -52,7 +60,9 @@ def _root(
     if config is not None:
         os.environ["BOOTSEER_CONFIG"] = str(config.absolute())  # also for the servers that a verb starts
     level = logging.ERROR if quiet else {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logging.basicConfig(level=level, format="bootseer: %(levelname)s: %(name)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("bootseer: %(levelname)s: %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def assemble(verb: str = "") -> typer.Typer:
