@@ -72,8 +72,9 @@ def test_entry_point_and_command(entrypoint: Any, cmd: Any, argv: list[str], wan
 
 
 def test_environment_later_wins(tmp_path: Path) -> None:
-    made = make(tmp_path, config(env=("PATH=/x", "A=1", "B=b=c")), ["x"], env={"A": "2"})
-    assert made["process"]["env"] == ["PATH=/x", "A=2", "B=b=c"]
+    said = ("PATH=/x", "A=1", "B=b=c", "C=", "B=\u00e9\n ", " D=1")
+    made = make(tmp_path, config(env=said), ["x"], env={"A": "2"})
+    assert made["process"]["env"] == ["PATH=/x", "A=2", "B=\u00e9\n ", "C=", " D=1"]
     assert make(tmp_path, config(), ["x"])["process"]["env"] == [f"PATH={container.DEFAULT_PATH}"]
 
 
@@ -106,9 +107,9 @@ def test_calls_that_reach_what_has_no_namespace_are_denied_and_those_of_jobs_are
 def rootfs(tmp_path: Path) -> Path:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text(
-        "root:x:0:0::/:/bin/sh\nbroken\nbob:x:12:34::/:/bin/sh\n+::::\nx:x:\u00b2:\u00b2::/\n", "utf-8"
+        "root:x:0:0::/:/bin/sh\nbroken\nbob:x:12:34::/:/bin/sh\nbob:x:13:35::/:\n+::::\nx:x:\u00b2:\u00b2::/\n", "utf-8"
     )
-    (tmp_path / "etc/group").write_text("root:x:0:\nteam:x:55:bob,eve\nbobs:x:34:bob\nodd:x:y:bob\n")
+    (tmp_path / "etc/group").write_text("root:x:0:\nteam:x:55:bob,eve\nteam:x:56:\nbobs:x:34:bob\nodd:x:y:bob\n")
     return tmp_path
 
 
@@ -120,6 +121,9 @@ def rootfs(tmp_path: Path) -> Path:
         ("12", {"uid": 12, "gid": 34, "additionalGids": [55]}),
         ("77", {"uid": 77, "gid": 0}),
         ("77:88", {"uid": 77, "gid": 88}),
+        (":team", {"uid": 0, "gid": 55}),
+        ("bob:", {"uid": 12, "gid": 34, "additionalGids": [55]}),
+        ("0077", {"uid": 77, "gid": 0}),
         ("bob:team", {"uid": 12, "gid": 55, "additionalGids": [34]}),
     ],
 )

@@ -273,7 +273,7 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
         raise ConfigError(f"user {name[:100]!r} of the image is not in its /etc/passwd")
     groups = _lines(rootfs, "etc/group", 3)
     if group:
-        found = {fields[0]: int(fields[2]) for fields in groups}
+        found = {fields[0]: int(fields[2]) for fields in reversed(groups)}  # the first of a name counts
         if not _is_number(group) and group not in found:
             raise ConfigError(f"group {group[:100]!r} of the image is not in its /etc/group")
         gid = int(group) if _is_number(group) else found[group]
