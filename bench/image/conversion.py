@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import time
 from pathlib import Path
 
 from bench.common.report import Run
+from bench.image.node import busy_seconds
 from bootseer import image
 from bootseer.demo.programs import run
 
@@ -16,13 +16,13 @@ def ours(ref: str, work: Path, number: int) -> Run:
     """Into an empty folder store, deleted again."""
     work.mkdir()
     try:
-        began, cpu = time.monotonic(), time.process_time()
+        began, busy = time.monotonic(), busy_seconds()
         record = image.ensure(ref, str(work / "store"), work_dir=work / "tmp").record
-        seconds, cpu = time.monotonic() - began, time.process_time() - cpu
+        seconds, busy = time.monotonic() - began, busy_seconds() - busy
     finally:
         shutil.rmtree(work, ignore_errors=True)
     sizes = {"layers": record.layer_bytes, "tree": record.tree_bytes, "stored": record.stored_bytes}
-    details = {"cpu_seconds": round(cpu, 2), **sizes}
+    details = {"cpu_seconds": round(busy, 2), **sizes}
     return Run(variant="convert", n=number, seconds=round(seconds, 3), stages=record.seconds, details=details)
 
 
@@ -36,7 +36,7 @@ def tools(ref: str, work: Path, number: int) -> Run:
         run(argv)
         stages[name] = round(time.monotonic() - began, 3)
 
-    cpu = _cpu_of_children()
+    busy = busy_seconds()
     layout, bundle, out = work / "layout", work / "bundle", work / "image.erofs"
     try:
         step("copy", "skopeo", "copy", "--quiet", "--src-tls-verify=false", f"docker://{ref}", f"oci:{layout}:1")
@@ -47,10 +47,5 @@ def tools(ref: str, work: Path, number: int) -> Run:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     total = round(sum(stages.values()), 3)
-    details = {"cpu_seconds": round(_cpu_of_children() - cpu, 2), "image": size}
+    details = {"cpu_seconds": round(busy_seconds() - busy, 2), "image": size}
     return Run(variant="convert-tools", n=number, seconds=total, stages=stages, details=details)
-
-
-def _cpu_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime

@@ -79,6 +79,12 @@ class Outcome(msgspec.Struct, kw_only=True):
     details: dict[str, Any] = {}
 
 
+def busy_seconds() -> float:
+    """Of all processors of the machine, since its start."""
+    user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+
 class Clock:
     """From `start` to the first line ``ready`` on standard output, which it stands in for while it is open."""
 
@@ -133,9 +139,7 @@ class Clock:
         )
 
     def _now(self) -> tuple[float, int, float]:
-        user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
-        cpu = (user + nice + system) / os.sysconf("SC_CLK_TCK")
-        return time.monotonic(), int(self._counter.read_text()), cpu
+        return time.monotonic(), int(self._counter.read_text()), busy_seconds()
 
     def _watch(self, reading: int, result: int) -> None:
         """In a process of its own, until nobody has the other end."""
