@@ -117,11 +117,16 @@ MAPPED = """if True:
 """
 
 
+def state_of(pid: int) -> str:
+    """The state of a process; D: it waits for a page."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+
+
 @pytest.mark.soak
 def test_with_every_datanode_frozen_whoever_waits_has_an_error_after_a_minute(
     cluster: HadoopCluster, tmp_path: Path
 ) -> None:
-    """As docs/howto/stripefs.md says: who mapped a file, who renames over one."""
+    """As docs/howto/stripefs.md says: who mapped a file, who renames over one. An unmount ends who waits."""
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     made = fsmount.start(f"{cluster.url}/run", tmp_path / "mnt", config=config, writable=True)
 
@@ -141,6 +146,8 @@ def test_with_every_datanode_frozen_whoever_waits_has_an_error_after_a_minute(
         stack.callback(made.unmount)
         mapped = stack.enter_context(reading("file-0"))
         stack.callback(mapped.kill)
+        waiting = stack.enter_context(reading("file-3"))
+        stack.callback(waiting.kill)
         stack.enter_context(cluster.frozen(0))
         began = time.monotonic()
         begin(mapped)
@@ -150,3 +157,10 @@ def test_with_every_datanode_frozen_whoever_waits_has_an_error_after_a_minute(
         assert mapped.wait(60) == -signal.SIGBUS
         took = time.monotonic() - began
         assert (renamed < 75, 55 < took < 75) == (True, True), (renamed, took)
+        begin(waiting)
+        until(lambda: state_of(waiting.pid) == "D")
+        began = time.monotonic()
+        made.unmount()
+        assert waiting.wait(30) == -signal.SIGBUS
+        assert (took := time.monotonic() - began) < 30, took
+        assert not os.path.ismount(made.mountpoint)

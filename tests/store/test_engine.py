@@ -11,7 +11,7 @@ import pytest
 
 from bootseer.backends.engine.engine import Engine, shared
 from bootseer.backends.hdfs_native import NativeSource
-from bootseer.errors import DataError
+from bootseer.errors import DataError, UnsupportedError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.stripefs import open_fs
@@ -73,6 +73,26 @@ def test_what_is_erasure_coded_goes_through_hdfs_native(cluster, fs):
     assert not source.unfinished
     with fs.open("f") as file:
         assert file.read(len(data) - 100, 100) == tail
+
+
+def test_xor_coded_files_are_right_or_an_error_while_a_datanode_is_down(cluster, fs):
+    """hdfs-native computes no lost cells of them (of Reed-Solomon codes it does), and says so."""
+    fs.backend.make_folder("")
+    cluster.web.make_erasure_coded(fs.backend.full(""), "XOR-2-1-1024k")
+    data = write(fs, "f", 5 << 20)
+    problems = []
+    for index in range(len(cluster.datanodes)):
+        cluster.kill(index)
+        try:
+            assert content(fs, "f") == data
+        except UnsupportedError as exc:
+            problems.append(str(exc))
+        finally:
+            cluster.restart(index)
+    assert problems
+    assert all("codec: xor" in problem for problem in problems)
+    cluster.wait_live(len(cluster.datanodes))
+    assert content(fs, "f") == data
 
 
 def test_what_goes_through_hdfs_native_has_the_rights_of_who_asks(cluster, fs, monkeypatch):
