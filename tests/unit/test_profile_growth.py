@@ -124,6 +124,16 @@ def test_runs_of_which_the_scheduler_alone_knows_are_in_no_share() -> None:
     assert (week.attempts, week.share) == (1, pytest.approx(0.01))
 
 
+@pytest.mark.parametrize("ended", ["", "failed"])
+def test_a_size_that_came_to_no_first_step_has_no_share(ended: str) -> None:
+    """It was said to have lost 0 % of its time."""
+    lost = [start(f"x{n}", gpus=64, run=10_000, seconds=None, ended=ended, day=n) for n in range(6)]
+    alone = growth.analyse(lost)
+    assert alone.sizes[0].share is None
+    assert alone.said == "how much of the GPU time this is, is not known: no start-up came to a first step"
+    assert growth.analyse([start("a", gpus=8, run=10_000), *lost]).said.startswith("at 5-8 GPUs 1 % ")
+
+
 def test_a_run_that_held_less_than_its_start_lost_all() -> None:
     (size,) = growth.analyse([start(run=1.0)]).sizes
     assert size.share == growth.Interval(1.0)

@@ -122,6 +122,23 @@ def test_a_start_that_was_recorded_takes_what_it_took_and_longer_on_more_nodes()
         recorded(msgspec.structs.replace(report, startup_seconds=None), Site())
 
 
+def test_time_outside_of_any_stage_is_part_of_a_start_that_was_recorded() -> None:
+    """A job that notes its first stage and its last one only was told that it starts in no time."""
+    made = StartUp("llama")
+    for node in ("n1", "n2"):
+        made.span(node, "env", 0.0, 3.0)
+        made.span(node, "first_step", 13.0, 18.0)
+    found = recorded(analysis.analyse(made.log()), Site())
+    assert max(simulate(found.way, Site(), 64).ready) == pytest.approx(18.0)
+
+
+def test_a_start_that_took_no_time_has_come_to_its_first_step() -> None:
+    made = StartUp("llama")
+    made.span("n1", "first_step", 0.0, 0.0)
+    with pytest.raises(NotFoundError, match="took no time"):
+        recorded(analysis.analyse(made.log()), Site())
+
+
 def command(*argv: str | Path) -> subprocess.CompletedProcess[str]:
     return forked.cli("profile", "growth", *argv)
 
@@ -156,7 +173,7 @@ def test_no_figure_is_cut(terminal: bool) -> None:
     "argv",
     [["--sim", "0"], ["--sim", "8,x"], ["--sim", "8", "--site", "datanode=4"], ["--sim", "8", "--site", "datanodes=0"],
      ["--sim", "8", "--site", "datanodes=100000000"],
-     ["--sim", "8", "--site", "seed=a"], ["--svg", "x.svg"]],
+     ["--sim", "8", "--site", "seed=a"], ["--svg", "x.svg"], ["--sim", "8", "--at", "8"]],
 )  # fmt: skip
 def test_a_mistake_is_told_in_a_line(argv: list[str]) -> None:
     done = command(*argv)

@@ -91,6 +91,8 @@ def growth(
     from bootseer.profile import fleet_text, starts
 
     if sim:
+        if at or since is not None or team is not None:
+            raise typer.BadParameter("--at, --since and --team are not for --sim")
         _simulate(paths, sim, sites or [], svg, as_json)
         return
     if sites or svg:

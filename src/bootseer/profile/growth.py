@@ -172,7 +172,7 @@ def _class(unit: str, most: int, starts: Sequence[Start], days: float) -> SizeCl
         p50=median(seconds) if done else None, p90=_p90(seconds) if done else None,
         own_seconds=own, wait_seconds=wait, gap_seconds=gap, starts_per_job=len(starts) / len(jobs),
         starts_per_day=len(starts) / days, failures_per_day=again / days, attempts_held=len(held), held_hours=hours,
-        share=_ratio(lost, held), stages=_stages(done, of_known, hours),
+        share=_ratio(lost, held) if done else None, stages=_stages(done, of_known, hours),
     )  # fmt: skip
 
 
@@ -263,7 +263,9 @@ def _chosen(sizes: Sequence[SizeClass], at: int) -> SizeClass | None:
 
 def _said(size: SizeClass | None) -> str:
     if size is None or not size.share:
-        return "how much of the GPU time this is, is not known: no run's end is in the events (see sacct)"
+        never = size and size.unfinished == size.starts
+        why = "no start-up came to a first step" if never else "no run's end is in the events (see sacct)"
+        return f"how much of the GPU time this is, is not known: {why}"
     held = "GPU time" if size.unit == "GPUs" else "node time"
     text = f"at {size.name} {size.unit} {_percent(size.share)} of the {held} is lost to start-ups"
     lost = size.share.value

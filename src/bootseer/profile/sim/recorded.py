@@ -33,7 +33,8 @@ def recorded(report: JobReport, site: Site) -> Recorded:
     took = {node.node: _own(node) for node in report.nodes}
     usual = median(took.values()) if took else 0.0
     if not report.complete or usual <= 0:
-        raise NotFoundError("this start-up has come to no first step", hint="choose another one with --job")
+        why = "took no time" if report.complete else "has come to no first step"
+        raise NotFoundError(f"the last start-up in these events {why}", hint="name a folder or file of another one")
     rate = max((node.number("image", "link_rate") for node in report.nodes), default=0.0)
     size = median(node.number("image", "bytes_hot") + node.number("image", "bytes_demand") for node in report.nodes)
     fetched = median(
@@ -57,7 +58,8 @@ def recorded(report: JobReport, site: Site) -> Recorded:
 
 
 def _own(node: NodeReport) -> float:
-    return sum(_seconds(node, stage) for stage in node.stages if stage not in _BEFORE)
+    """Its stages, and what lies outside of any."""
+    return node.gap + sum(_seconds(node, stage) for stage in node.stages if stage not in _BEFORE)
 
 
 def _seconds(node: NodeReport, stage: str) -> float:
