@@ -380,6 +380,7 @@ NAMED = {
         {"a.py": "import os; os.makedirs('env', exist_ok=True)\n"
          "open('env/made', 'w').write('%(WHICH)s\\n' % {'WHICH': '', **os.environ})\n"},
     ),
+    "by its name": ("mkdir -p env; N=WHICH; eval echo \\$$N > env/made", {}),
     "perl": ("perl a.pl", {"a.pl": "mkdir 'env'; open(F, '>', 'env/made'); print F $ENV{WHICH}, \"\\n\";\n"}),
 }  # fmt: skip
 
@@ -822,6 +823,53 @@ LED = {
         "{work}/v leads to {out}/v2/f here, not to {out}/v1/f",
     ),
     "the home": ("cat ~/f >env/made", "HOME={out}/v2", "HOME"),
+    "one in a folder that it enters": (
+        "(cd {out}/g && {{ test -e opt || echo no; }})",
+        ">{out}/g/opt",
+        "{out}/g/opt is new",
+    ),
+    "what may be missing": ("cat {out}/opt.txt 2>/dev/null || :", ">{out}/opt.txt", "{out}/opt.txt is new"),
+    "a pattern with a beginning": ("cat a.c* >env/made", ">a.cfg", "{work}/a.cfg is new"),
+    "a pattern of one place": ("cat a.con? >env/made", ">a.conx", "{work}/a.conx is new"),
+    "a pattern of nothing": (
+        "for one in {out}/g/*.sh; do [ -e $one ]; done; :",
+        ">{out}/g/a.sh",
+        "{out}/g/a.sh is new",
+    ),
+    "a pattern in no folder": (
+        "for one in {out}/h/*.sh; do [ -e $one ]; done; :",
+        "mkdir {out}/h; >{out}/h/a.sh",
+        "{out}/h/a.sh is new",
+    ),
+    "a folder that is listed": ("ls {out}/g", ">{out}/g/b", "{out}/g/b is new"),
+    "a folder that Python lists": (
+        "python3 -c 'import os; print(os.listdir(\"{out}/g\"))'",
+        "rm -r {out}/g/x",
+        "{out}/g/x is not here",
+    ),
+    "a folder below that": ("find {out}/g", ">{out}/g/x/c", "{out}/g/x/c is new"),
+    "a folder that is there": (
+        "[ -d {out}/c ] || echo no",
+        "mv {out}/c {out}/d",
+        "{out}/c, which the command looks for, is not here",
+    ),
+    "a folder that is not there": ("[ -d {out}/d ] || echo no", "mkdir {out}/d", "{out}/d is new"),
+    "a link to nothing": ("[ -e {out}/n ] || echo no", ">{out}/m", "{out}/n is new"),
+    "whether it can be run": (
+        "[ -x {out}/c/a.conf ] || echo no",
+        "chmod +x {out}/c/a.conf",
+        "the program {out}/c/a.conf, which the command looks for, is here",
+    ),
+    "what make includes": (
+        "make -sf - <<'E'\n-include local.mk\nall:\nE\n:",
+        "echo X=2 >local.mk",
+        "{work}/local.mk is new",
+    ),
+    "more settings of a project": (
+        "cat {out}/p/pyproject.toml",
+        ">{out}/p/MANIFEST.in",
+        "{out}/p/MANIFEST.in is new",
+    ),
     "what a shell reads first": ("bash -c 'echo $X' >env/made", "BASH_ENV={out}/v2/f", "BASH_ENV"),
 }
 
@@ -842,8 +890,9 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
         (made / "tool").write_text(f"#!/bin/sh\necho {version}\n")
         (made / "tool").chmod(0o755)
     (out / "v").symlink_to("v1")
+    (out / "n").symlink_to("m")
     (node.work / "v").symlink_to(out / "v1/f")
-    for path in ("c/a.conf", "w/p-1.whl", "w/other.whl", "w/a.conf", "g/x/a", "g/x/b"):
+    for path in ("c/a.conf", "w/p-1.whl", "w/other.whl", "w/a.conf", "g/x/a", "g/x/b", "p/pyproject.toml"):
         (out / path).parent.mkdir(exist_ok=True, parents=True)
         (out / path).write_text("1\n")
     (out / "look.py").write_text(
@@ -923,6 +972,23 @@ def test_a_folder_that_others_fill_is_not_one_that_is_copied(node: Node, tmp_pat
         node.write(name, "")
         node.release()
         assert node.run().reason == "hit"
+
+
+def test_what_the_command_makes_is_no_name_that_it_finds(node: Node) -> None:
+    """Nor a folder that it changes, what it removes, or a target."""
+    node.write(
+        "s.sh",
+        "mkdir -p env; [ -d made ] || mkdir made\n[ -x made/tool ] || cp /bin/true made/tool\n"
+        "ls made kept; : > kept/new\n"
+        "rm -f kept/*.tmp old.* 2>/dev/null || :\n[ -d env ] && [ -e env/made ] || cat r.txt > env/made\n",
+    )
+    node.write("kept/a", "1")
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    node.release()
+    shutil.rmtree(node.work / "made")
+    for name in ("kept/b.tmp", "old.log"):
+        node.write(name, "")
+    assert node.run().reason == "hit"
 
 
 def test_a_device_is_not_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -584,6 +584,25 @@ def test_a_variable_that_is_set_in_too_many_places_counts():
     assert variables.counted([f"{often}V=2\necho $V"], {"V": "3"}, all_tools=False) == {"V"}
 
 
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("env | grep ^APP_", True),
+        ("for name in ${!APP_@}; do :; done", True),
+        ("env | grep ^SLURM_", False),
+        ("print({k: v for k, v in os.environ.items() if k.startswith('APP_')})", True),
+        ("N=APP_ONE; eval echo \\$$N", True),
+        ("N=APP_ONE; echo ${!N}", True),
+        ("echo APP_; N=APP_ONE", False),
+    ],
+)
+def test_a_variable_that_is_found_by_how_it_begins_or_by_another_one_counts(text: str, counts: bool) -> None:
+    environ = {"APP_ONE": "1", "APPLE": "2", "SLURM_JOB_ID": "3", "TZ": "UTC"}
+    found = variables.counted([text], environ, all_tools=False)
+    assert found == ({"APP_ONE", "TZ"} if counts else {"TZ"})
+    assert "APP_ONE" in variables.mentioned(text, environ) or not counts
+
+
 def test_a_text_that_looks_like_many_assignments_takes_as_long_as_its_size_asks_for() -> None:
     for odd in ('$a"', '"$a', "a$(b)", "X=", "{a,", "'", "\\", "<<X\n", "a=b "):
         text = "X=" + odd * (200_000 // len(odd)) + "\n$X"

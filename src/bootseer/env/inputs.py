@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import itertools
 import logging
 import os
+import re
 import stat
 import time
 from collections.abc import Collection, Mapping
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 MAX_FILES = 30_000
 MAX_SLOW = 256
 """Files and variables of which the digest is a slow one: about 10 ms each."""
+MAX_KINDS = 100
+"""Patterns of names in a folder; with more all names count."""
 SECONDS = 60.0
 """For the digests that a lookup compares."""
 PUBLISHING_SECONDS = 1800.0
@@ -249,7 +253,8 @@ def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tu
 
 
 def _kinds(names: Collection[str]) -> set[str]:
-    return {name for name in names if name == ALL or name.startswith("*.")}
+    found = {name for name in names if name == ALL or "*" in name or "?" in name}
+    return found if len(found) <= MAX_KINDS else {ALL}
 
 
 def sources(spec: EnvSpec, folder: str, kinds: Collection[str] = ()) -> list[str]:
@@ -262,9 +267,9 @@ def sources(spec: EnvSpec, folder: str, kinds: Collection[str] = ()) -> list[str
             base = stack.enter_context(beneath.folder(source)) if source else None
             fd = stack.enter_context(beneath.folder(os.path.relpath(host, source) if source else host, root=base))
             items = stack.enter_context(os.scandir(fd))
-            found, kinds = [], tuple(kind.lstrip("*") for kind in kinds)
+            found, shape = [], re.compile("|".join(map(fnmatch.translate, kinds)) or r"(?!)")
             for item in items:
-                of_kind = ALL in kinds or (item.name.endswith(kinds) and not item.is_dir())
+                of_kind = ALL in kinds or (shape.match(item.name) and not item.is_dir())
                 if REFS.search(folder) or (of_kind and item.name != "__pycache__"):
                     found.append(item.name)
                 elif item.is_dir(follow_symlinks=False):

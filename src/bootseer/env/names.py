@@ -22,9 +22,21 @@ MOST, _WORDS = 1000, 20_000
 """Names, and words of texts that are looked at: the job waits."""
 _WORD = pattern(r"[^\s\"'`;&|<>()=,\[\]]+")
 _LOOKED_FOR = pattern(
-    r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[efrs][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
+    r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[defrs][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
+    r"|(?m:^)[ \t]*(?:-include|sinclude)[ \t]+(\S+)|\b__has_include\w*[ \t]*\([ \t]*[\"<]([^\">\n]+)"
     r"|\b(?:exists|isfile|open|existsSync|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_file|read)))\(\s*[\"']([^\"'\n]+)[\"']"
 )
+_FOUND = pattern(
+    r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[de][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
+    r"|\b(?:exists|isdir|existsSync|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_dir)))\(\s*[\"']([^\"'\n]+)[\"']"
+)
+"""Where it decides that something is there, or that it is not."""
+_RUNNABLE = pattern(r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-x[ \t]+[\"']?([^\s\"'`;&|<>()\]]+)")
+_READ = pattern(r"(?:\b(?:cat|source|cp|head|tail|read)|(?<![\w./])\.|<)[ \t]+([^\n;&|]{1,500}(?:\|\|)?)")
+"""With ``||`` or ``2>`` at its end: if it is there."""
+_ENTERED = pattern(r"\b(?:cd|pushd)[ \t]+([^\s;&|<>()`]+)")
+_REMOVES = pattern(r"\b(?:rm|find|tar|rsync|git)\b[^\n;&|]*")
+"""Of these a pattern is no input."""
 _PLACED = pattern(
     r"(?:\[|\btest)[ \t]+(?:![ \t]+)?-[de][ \t]+([^\n;&|\]]{1,500})|\bmv\b([^\n;&|]{1,500})"
     r"|\b(?:exists|isdir|existsSync|move|rename|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_dir)))\(([^\n]{1,500}?)\)"
@@ -47,6 +59,7 @@ _STARTED = pattern(r"\bpython[\d.]*[ \t]+(?:-\w+[ \t]+){0,8}([^\s\"';&|]+\.py)\b
 _SOURCES, _FOLDERS = 20, 100
 """Folders of scripts in which what they import is looked for; of a list in which something is looked for."""
 _INCLUDED = pattern(r"(?<![\w-])-(?:I|isystem|iquote)[ \t]*([^\s\"',;)]+)")
+_NO_PATTERN = re.compile(r"[$`{}\0\\^]|:/")
 _NO_PATH = re.compile(r"[$`*?{}\0]|://")
 
 
@@ -57,10 +70,12 @@ def looked_up(
     work: str,
     read: Collection[str],
     counts: Callable[[str], bool],
+    is_old: Callable[[str], bool],
 ) -> dict[str, str]:
     """Name -> where it leads, for a program that was ``started`` or a link in a path; empty for a file that ``texts``
     ask for, or that would be found before one that was ``read``, and that is not there. With a `?` before it: a program
-    that they ask for. ``counts``: whether a path may be an input."""
+    that they ask for; with a `!` a path that they find. ``counts``: whether a path may be an input; ``is_old``: whether
+    it is there, and not by the command."""
     found, above = dict[str, str](), _folders(read)
     shown = {name: value for name, value in env.items() if not may_be_secret(name, value)}
     texts = [text.partition("\0")[0] for text in texts]  # a script that unpacks itself has its data behind its text
@@ -70,20 +85,71 @@ def looked_up(
     for name in started:
         if (program := _program(name, env)) in read:
             found[name] = program
-    here = set[str]()  # most words are no names in it, and to ask a shared folder for each would take long
-    with contextlib.suppress(OSError):
-        here.update(os.listdir(work))
-    for path in _paths(texts, _WORD, shown, work):
-        if os.path.dirname(path) == work and os.path.basename(path) not in here:
-            continue
+    for path in _named(texts, shown, work):
         real = os.path.realpath(path)
         if real != path and (real in read or real in above or (os.path.islink(path) and counts(path))):
             found[path] = real
     before = itertools.islice(_before(texts, shown, work, read), MOST)
-    for path in itertools.chain(_paths(texts, _LOOKED_FOR, shown, work), before):
-        if counts(path) and not os.path.lexists(path):
+    works = _works(texts, shown, work)
+    parts = (part for text in texts for part in _READ.findall(text) if part.endswith("||") or "2>" in part)
+    may_fail = [
+        word
+        for part in parts
+        for word in _WORD.findall(part)
+        if re.search(r"[./]\w", word) and not may_be_secret("", word)
+    ]
+    shapes = ((texts, _LOOKED_FOR), (may_fail, _WORD))
+    vain = (_paths(words, shape, shown, one) for words, shape in shapes for one in works)
+    for path in itertools.chain(itertools.islice(itertools.chain(*vain), MOST), before):
+        if counts(path) and counts(f"{path}/.") and not os.path.exists(path):
             found[path] = ""
+    for one in works:
+        there = itertools.islice(_paths(texts, _FOUND, shown, one), MOST)
+        found |= {f"!{path}": path for path in there if counts(path) and counts(f"{path}/.") and is_old(path)}
+        for path in itertools.islice(_paths(texts, _RUNNABLE, shown, one), MOST):
+            if counts(path) and (is_old(path) if os.path.exists(path) else one == work):
+                found[f"?{path}"] = _program(path, env)
     return dict(sorted(found.items())[:MOST])
+
+
+def _named(texts: Iterable[str], env: Mapping[str, str], work: str) -> Iterator[str]:
+    """The paths that the words of ``texts`` name, without what is no name in ``work``: most are none, and to ask a
+    shared folder for each would take long."""
+    here = set[str]()
+    with contextlib.suppress(OSError):
+        here.update(os.listdir(work))
+    paths = _paths(texts, _WORD, env, work)
+    return (path for path in paths if os.path.dirname(path) != work or os.path.basename(path) in here)
+
+
+def _works(texts: Iterable[str], env: Mapping[str, str], work: str) -> list[str]:
+    """The folders that they work in."""
+    entered = itertools.islice((name for text in texts for name in _ENTERED.findall(text)), _SOURCES)
+    paths = (os.path.normpath(os.path.join(work, expanded(name.strip("\"'"), env))) for name in entered)
+    return [*dict.fromkeys([work, *(path for path in paths if not _NO_PATH.search(path) and os.path.isdir(path))])]
+
+
+def globbed(texts: Collection[str], env: Mapping[str, str], work: str) -> dict[str, set[str]]:
+    """Folder -> patterns of names in it that ``texts`` have."""
+    env = {name: value for name, value in env.items() if not may_be_secret(name, value)}
+    out = dict[str, set[str]]()
+    words = (word for text in texts for word in _WORD.findall(_REMOVES.sub("", text)) if re.search(r"[*?]", word))
+    works = _works(texts, env, work)
+    for word in dict.fromkeys(itertools.islice(words, MOST)):
+        folder, name = os.path.split(expanded(word, env))
+        if re.search(r"\w", name) and not re.search(r"[*?]", folder) and not _NO_PATTERN.search(f"{folder}/{name}"):
+            for one in works:
+                out.setdefault(os.path.realpath(os.path.join(one, folder)), set()).add(name)
+    return out
+
+
+def listed(texts: Iterable[str], env: Mapping[str, str], work: str, folders: Collection[str]) -> set[str]:
+    """Which of ``folders``, that were listed, ``texts`` name, with those below them; not those the job works in."""
+    texts = [*texts]
+    named = {os.path.realpath(path) for one in _works(texts, env, work) for path in _named(texts, env, one)}
+    named = {path for path in named & {*folders} if not f"{work}/".startswith(f"{path.rstrip('/')}/")}
+    below = tuple(f"{path}/" for path in named)
+    return {path for path in folders if path in named or path.startswith(below)} if named else named
 
 
 def _before(texts: list[str], env: Mapping[str, str], work: str, read: Collection[str]) -> Iterator[str]:
@@ -125,9 +191,13 @@ def difference(looked_up: Mapping[str, str], env: Mapping[str, str], is_same: Ca
             if bool(here := _program(name[1:], env)) != bool(there):
                 return f"the program {name[1:]}, which the command looks for, is {'here' if here else 'not here'}"
             continue
+        if name.startswith("!"):
+            if not os.path.exists(name[1:]):
+                return f"{name[1:]}, which the command looks for, is not here"
+            continue
         here = os.path.realpath(name) if "/" in name else _program(name, env)
         if not there:
-            if os.path.isfile(name):
+            if os.path.exists(name):
                 return f"{name} is new"
         elif here != there and (os.path.exists(here) or os.path.islink(name)) and not is_same(here, there):
             return f"{name} leads to {here} here, not to {there}"

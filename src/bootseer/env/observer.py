@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fnmatch
 import itertools
 import logging
 import os
 import select
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -22,6 +23,7 @@ from bootseer.env import caches, inputs, names, variables
 from bootseer.env.credentials import only_credentials
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import DataError
+from bootseer.kernel import libc
 from bootseer.kernel.opens import FileState, Opens, state_of, waiting
 from bootseer.patterns import pattern
 
@@ -55,6 +57,7 @@ _SEARCHED = 4 << 20
 _LOOKED_AT, _LOOK_SECONDS = 64 << 20, 5.0
 """Bytes of files that the command read, and seconds, that are spent to look for variables: the job waits."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
+_OF_PROJECT = (*sorted(_PROJECT), "MANIFEST.in")
 _NEVER = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL}
 """A kernel or a container that lets nobody observe; other errors pass."""
 CLOCK_REALTIME_COARSE = 5
@@ -203,7 +206,12 @@ class Observer:
         if self._spec.contained:
             return {}
         texts = [*self.scripts()]
-        found = names.looked_up(texts, opens.started, self._spec.env, self._work, self._found, self._counts)
+        found = names.looked_up(
+            texts, opens.started, self._spec.env, self._work, self._found, self._counts, self._is_old
+        )
+        roots = {os.path.dirname(path) for path in self._found if os.path.basename(path) in _PROJECT}
+        asked = (os.path.join(root, name) for root in sorted(roots) for name in _OF_PROJECT)
+        found |= {path: "" for path in asked if self._counts(path) and not os.path.exists(path)}
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
         return {name: real for name, real in found.items() if inputs.is_text(name + real)}
@@ -251,21 +259,52 @@ class Observer:
         own = [f"{os.path.realpath(path)}/" for path in (self._work, *scripts)]  # Python lists them when it imports
         is_own = {one: any(path.startswith(f"{one}/") for path in own) for one in opens.folders}
         globs = {kind for text in self.scripts() for kind in _GLOB.findall(text)}
-        copied = {one: self._copied(one, opens, globs if mine else None) for one, mine in is_own.items()}
+        own_globs = {} if self._spec.contained else names.globbed([*self.scripts()], self._spec.env, self._work)
+        copied = {
+            one: self._copied(one, opens, globs if mine else None, own_globs.get(one, set()))
+            for one, mine in is_own.items()
+        }
         out |= {folder: inside for folder, inside in copied.items() if inside}
+        out |= self._only_listed(opens, out)
+        for at, shapes in own_globs.items():
+            if os.path.isdir(os.path.dirname(at)) and not os.path.exists(at) and self._counts(at + "/."):
+                out[at] = sorted(shapes)
         return out | {folder: inputs.sources(self._spec, folder) for folder in refs if self._counts(folder + "/.")}
 
-    def _copied(self, folder: str, opens: Opens, globs: set[str] | None) -> list[str]:
+    def _only_listed(self, opens: Opens, known: Collection[str]) -> dict[str, list[str]]:
+        """The names in folders that a text names, and that the command lists without reading or changing anything."""
+        if self._spec.contained:
+            return {}
+        read = {os.path.dirname(path) for path in self._found}
+        found = names.listed(self.scripts(), self._spec.env, self._work, opens.folders)
+        only = {one for one in found - read - {*known} if self._counts(one + "/.") and not self._of_package(one + "/")}
+        return {
+            one: [inputs.ALL, *inputs.sources(self._spec, one, [inputs.ALL])] for one in only if self._is_as_was(one)
+        }
+
+    def _is_as_was(self, folder: str) -> bool:
+        with contextlib.suppress(OSError):
+            return os.stat(folder).st_mtime_ns < self.began
+        return False
+
+    def _is_old(self, path: str) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.exists(path) and 0 < FileState(*libc.statx(path)[1:]).born < self.began
+        return False
+
+    def _copied(self, folder: str, opens: Opens, globs: set[str] | None, patterns: set[str]) -> list[str]:
         """The names in a folder all of which the command has read, as with ``cp -r``, or all of a kind, as with ``cat
-        *.conf``; nothing where it did not. Only kinds of ``globs`` in a folder that jobs write to."""
+        *.conf``; nothing where it did not. Only kinds of ``globs`` in a folder that jobs write to; ``patterns``: those
+        for this folder, of which none may be there yet."""
         if self._spec.contained or not self._counts(folder + "/.") or self._of_package(folder + "/"):
             return []
-        kinds, unread, listed = set[str](), set[str](), True
+        wanted = patterns | (globs or set())
+        inside = inputs.sources(self._spec, folder, wanted) if wanted else []
+        mine = {kind: [os.path.join(folder, name) for name in fnmatch.filter(inside, kind)] for kind in wanted}
+        kinds = {one for one, paths in mine.items() if (paths or one in patterns) and all(map(self._is_read, paths))}
         if globs is not None:
-            here = [os.path.join(folder, name) for name in (inputs.sources(self._spec, folder, globs) if globs else ())]
-            mine = {kind: [path for path in here if path.endswith(kind[1:])] for kind in globs}
-            kinds = {kind for kind, paths in mine.items() if paths and all(map(self._is_read, paths))}
             return [*kinds, *inputs.sources(self._spec, folder, kinds)] if kinds else []
+        unread, listed = set[str](), True
         for name in inputs.sources(self._spec, folder, [inputs.ALL]):
             path = os.path.join(folder, name)
             if os.path.isfile(path):

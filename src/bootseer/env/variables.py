@@ -53,9 +53,17 @@ _OF_RUNS = pattern(
 _OF_COMPILERS = pattern(
     r"(?:C|CXX|CPP|F|FC|LD|ARCH|GO|NVCC_(?:APPEND|PREPEND)_)FLAGS|CC|CXX|CPP|LD|AR|FC|NVCC|CUDA_(?:HOME|PATH)|CUDACXX|CUDAARCHS"
     r"|TORCH_CUDA_ARCH_LIST|FORCE_CUDA|CMAKE_(?!BUILD_PARALLEL)\w+|SKBUILD_\w+|SETUPTOOLS_\w+|PKG_CONFIG_\w*PATH|CPATH"
-    r"|LIBRARY_PATH|C(?:PLUS)?_INCLUDE_PATH"
+    r"|LIBRARY_PATH|C(?:PLUS)?_INCLUDE_PATH|TZ|SOURCE_DATE_EPOCH"
 )
-"""What builds of any package act on."""
+"""What builds of any package act on, and what each program that writes a time does."""
+_ALL = pattern(
+    r"\b(?:print)?env[ \t]*\||environ\.(?:items|keys)|\bin[ \t]+(?:os\.)?environ\b(?!\.get)|Object\.\w+\(process\.env"
+    r"|\$\{!\w+[*@]"
+)
+_PREFIX = pattern(r"(?<![A-Za-z0-9_$])\^?([A-Z][A-Z0-9]*_)(?![A-Za-z0-9_])")
+"""In a text that looks at `_ALL` variables: how those begin that it means."""
+_INDIRECT = pattern(r"\beval\b|\$\{!\w+\}")
+_NAME_GIVEN = pattern(r"=[\"']?([A-Za-z_]\w*)\b")
 _TOOLS = {
     "pip": ("PIP_",),
     "uv": ("UV_",),
@@ -112,6 +120,7 @@ def counted(texts: Iterable[str], env: Mapping[str, str], *, all_tools: bool) ->
         first, _ = _uses(text)
         used = (name for name in first if name in env and not _OF_ONE_START.fullmatch(name))
         found |= {name for name in used if not _is_set(text, name, first[name])}
+        found |= _by_name(text, env)
     prefixes = tuple(prefix for tool in tools for prefix in _TOOLS[tool])
     settings = {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
     return found | settings | set(filter(_OF_COMPILERS.fullmatch, env))
@@ -126,7 +135,19 @@ def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
     if any(kinds[name] == 1 for name in unset):
         own = {name for found in _ASSIGNED.findall(text) for name in found}
         unset = {name for name in unset if kinds[name] == 2 or name not in own}
-    return unset | {name for name in names if name in env and not _is_set(text, name, first[name])}
+    return (
+        unset | {name for name in names if name in env and not _is_set(text, name, first[name])} | _by_name(text, env)
+    )
+
+
+def _by_name(text: str, env: Mapping[str, str]) -> set[str]:
+    """Those of ``env`` that the text finds by how their names begin, or by a name that it has in another variable."""
+    found = set[str]()
+    if _ALL.search(text) and (begins := tuple({*_PREFIX.findall(text)})):
+        found = {name for name in env if name.startswith(begins)}
+    if _INDIRECT.search(text):
+        found |= {name for name in _NAME_GIVEN.findall(text) if name in env}
+    return set(filter(decides, found))
 
 
 def _uses(text: str) -> tuple[dict[str, int], dict[str, int]]:
