@@ -1,6 +1,7 @@
 """The limits of the node cache, and how it shrinks: longest unused first, cold blocks before whole trees.
 
-A folder was used last when its lock was taken last: the time of that file (`locks`).
+A folder was used last when its lock was taken last: the time of that file (`locks`). No age makes a block go, only want
+of room: ``--age`` is of the verbs that collect in stores (`upkeep.collection`, `stripefs.maintenance.collect`).
 
 One collection at a time per cache (flock of its folder ``blocks``); others leave it to that one. Trouble with one
 folder is a log line and the next one is tried. What is used is never touched (`locks.maintain`).

@@ -71,6 +71,8 @@ def gc(
     """Give disk space back: cold blocks first, then whole trees, longest unused first; nothing that is in use.
 
     Without --to or --all only what the limits in the settings ask for (cache_limit, cache_keep_free).
+    There is no --age here: a cached block never grows too old, it goes when room is needed (--age is of store gc,
+    fs gc).
 
     Example: bootseer cache gc --to 50G --dry-run
     """
