@@ -149,9 +149,8 @@ def test_what_somebody_puts_beside_the_records_hides_none(tmp_path: Path, make: 
         trap = site.store.root / name
         trap.parent.mkdir(parents=True, exist_ok=True)
         make(trap)
-    for verb in ("ls", "du"):
-        done = CliRunner().invoke(store.app, [verb, "--store", site.store.url, "--json"])
-        assert done.exit_code == 0, (verb, done.output)
+    done = CliRunner().invoke(store.app, ["ls", "--store", site.store.url, "--json"])
+    assert done.exit_code == 0, done.output
     assert {row["reference"] for row in site.images()} == {site.ref, site.other}
 
 

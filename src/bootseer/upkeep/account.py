@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import msgspec
 
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import DataError
 from bootseer.objects import Store
 from bootseer.upkeep.references import Kind, Look
 
@@ -58,9 +58,7 @@ def take(store: Store) -> Account:
         roots = look.roots(objects, now, now)
         wants = [{*root.keys, *look.tree(root.tree)} for root in roots]
         needed = look.needed(objects, roots)
-    except UnavailableError:
-        raise
-    except BootseerError as exc:
+    except DataError as exc:
         return Account(kinds=kinds, why=f"what images and environments take is not known: {exc}")
     shares = Counter(key for keys in wants for key in keys)
     takers = []
