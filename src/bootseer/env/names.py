@@ -59,6 +59,7 @@ _STARTED = pattern(r"\bpython[\d.]*[ \t]+(?:-\w+[ \t]+){0,8}([^\s\"';&|]+\.py)\b
 _SOURCES, _FOLDERS = 20, 100
 """Folders of scripts in which what they import is looked for; of a list in which something is looked for."""
 _INCLUDED = pattern(r"(?<![\w-])-(?:I|isystem|iquote)[ \t]*([^\s\"',;)]+)")
+_PATTERNS = 20
 _NO_PATTERN = re.compile(r"[$`{}\0\\^]|:/")
 _NO_PATH = re.compile(r"[$`*?{}\0]|://")
 
@@ -137,10 +138,16 @@ def globbed(texts: Collection[str], env: Mapping[str, str], work: str) -> dict[s
     works = _works(texts, env, work)
     for word in dict.fromkeys(itertools.islice(words, MOST)):
         folder, name = os.path.split(expanded(word, env))
-        if re.search(r"\w", name) and not re.search(r"[*?]", folder) and not _NO_PATTERN.search(f"{folder}/{name}"):
+        if (
+            re.fullmatch(r"[*?]?[\w.-]+[\w.*?-]*", name)
+            and not re.search(r"[*?]", folder)
+            and not _NO_PATTERN.search(f"{folder}/{name}")
+        ):
             for one in works:
                 out.setdefault(os.path.realpath(os.path.join(one, folder)), set()).add(name)
-    return out
+    return {
+        at: found for at, found in out.items() if len(found) <= _PATTERNS
+    }  # more stand in a program, not in a shell
 
 
 def listed(texts: Iterable[str], env: Mapping[str, str], work: str, folders: Collection[str]) -> set[str]:
