@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = {
     "image": "bench image --variants "
     "local*,hot,on-demand,warm*,unpack,extract,nydus,nydus-prefetch,containerd,convert*,read*",
-    "image-first": "bench image --quick --variants hot,on-demand,on-demand-10ms,nydus,nydus-10ms --runs 5",
+    "image-first": "bench image --quick --variants hot,hot-10ms,on-demand,on-demand-10ms,nydus,nydus-10ms --runs 5",
     "image-rebuilt": "bench image --quick --variants hot,rebuilt,rebuilt-warm,rebased,on-demand --runs 5",
     "image-hdfs": "bench image --quick --variants hot,hdfs,hdfs-frozen,hdfs-slow --conversions 0 --runs 5",
     "demo": "demo --full",
