@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import grp
+import itertools
 import logging
 import os
 import pwd
@@ -38,7 +39,7 @@ def private_folder(path: Path, *, sub: str = "") -> Path:
     Raises `ConfigError` when ``path`` or ``sub`` is a link, is somebody else's, or can be written to by others, or when
     somebody else could put another folder in its place; and the error of the file system when it cannot be made."""
     with doing(f"use the folder {path}"):
-        path.absolute().parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make(path.absolute().parent)
         path = _real(path)
         path.mkdir(mode=0o700, exist_ok=True)
         _check(path)
@@ -47,6 +48,13 @@ def private_folder(path: Path, *, sub: str = "") -> Path:
             path.mkdir(mode=0o700, exist_ok=True)
             _check_folder(path)
     return path
+
+
+def make(path: Path) -> None:
+    """Make the folder and those above it, where they are missing: no group can write to them, whatever the umask is."""
+    above = itertools.takewhile(lambda one: not one.exists(), path.parents)
+    for one in (*reversed([*above]), path):
+        one.mkdir(mode=0o755, exist_ok=True)
 
 
 def spread(folder: Path) -> None:
@@ -86,7 +94,7 @@ def settled(path: Path) -> Path:
         below = real / part
         try:
             entry = os.lstat(below)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             entry = None
         kept = found.st_mode & stat.S_ISVTX and (entry is None or known(entry.st_uid))
         if not believed(found.st_uid) or (_others_write(found) and not kept):

@@ -505,3 +505,13 @@ def test_root_copies_nothing_to_where_others_lead_names_elsewhere(run, tmp_path)
         assert ((tmp_path / target).read_text(), (tmp_path / target).is_symlink()) == ("weights", False)
     assert passwd.read_text() == "root's"
     assert sorted(os.listdir(tmp_path)) == ["passwd", "store", "theirs"]
+
+
+def test_a_copy_goes_where_the_kernel_finds_its_name(run, tmp_path):
+    for name in ("store/f", "deep/in/f", "here/f"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "here/link").symlink_to("../deep/in")
+    assert run("get", f"{tmp_path}/store/f", "here/link/../new").code == 0
+    assert sorted(os.listdir(tmp_path / "deep")) == ["in", "new"]
+    assert sorted(os.listdir(tmp_path / "here")) == ["f", "link"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import image
+from bootseer import folders, image
 from bootseer.blocks.publish import spool
 from bootseer.errors import ConfigError, FullError
 from bootseer.image import conversion
@@ -86,6 +86,37 @@ def test_nothing_is_written_or_removed_where_others_could_put_links(
     with pytest.raises(ConfigError, match="others can replace") if left else nullcontext(), work_folder(tmp_path):
         assert not left
     assert len(list(tmp_path.iterdir())) == left
+
+
+@pytest.mark.root
+def test_a_user_may_work_in_a_folder_of_a_group_and_nothing_is_removed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (left := tmp_path / "bootseer-convert-dead").mkdir()
+    (left / "lock").touch()
+    for path in (left, tmp_path):
+        os.chown(path, 65534, 100)
+    tmp_path.chmod(0o2775)
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    with work_folder(tmp_path) as work:
+        (work / "x").touch()
+    assert list(tmp_path.iterdir()) == [left]
+    assert (left / "lock").exists()
+
+
+def test_a_cache_that_is_made_for_a_conversion_is_one_that_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a user shares the group, and all that is made belongs to it."""
+    monkeypatch.setattr(folders, "_others_write", lambda found: bool(found.st_mode & 0o022))
+    before = os.umask(0o002)
+    try:
+        write_image(tmp_path / "layout", [[Member("a", data=b"a")]], tag="v1")
+        image.ensure(f"oci:{tmp_path}/layout:v1", f"{tmp_path}/store", work_dir=tmp_path / ".cache/own/work")
+        folders.trusted(tmp_path / ".cache/own")
+        folders.private_folder(tmp_path / ".state/own")
+    finally:
+        os.umask(before)
 
 
 def test_folders_of_others_are_left_alone_whatever_their_names(tmp_path: Path) -> None:

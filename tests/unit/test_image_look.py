@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from bootseer import image
+from bootseer import folders, image
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.without_mount import look
-from bootseer.cli import store
+from bootseer.cli import image_look, store
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.image import record as records
@@ -123,6 +123,30 @@ def test_root_extracts_nothing_where_others_change_names(site: Site, tmp_path: P
         with pytest.raises(ConfigError, match="others can replace"):
             site.call("extract", site.ref, str(target))
     assert not list((tmp_path / "theirs").iterdir())
+
+
+@pytest.mark.root
+def test_root_extracts_nothing_into_a_folder_that_a_neighbour_was_quick_to_make(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o1777)
+    target = tmp_path / "new"
+
+    def settled(path: Path) -> Path:
+        found = folders.settled(path)
+        if not target.exists():
+            target.mkdir()
+            os.chown(target, 65534, 65534)
+        return found
+
+    monkeypatch.setattr(image_look, "settled", settled)
+    with pytest.raises(ConfigError, match="others can replace"):
+        site.call("extract", site.ref, str(target))
+    assert not list(target.iterdir())
+    target.rmdir()
+    target.touch()
+    with pytest.raises(BootseerError, match=f"{target}: "):
+        site.call("extract", site.ref, str(target))
 
 
 def test_images_of_a_store(site: Site) -> None:

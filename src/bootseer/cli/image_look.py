@@ -27,7 +27,7 @@ from bootseer.cli._shared import (
     settings,
     write_out,
 )
-from bootseer.errors import BootseerError, NotFoundError
+from bootseer.errors import BootseerError, NotFoundError, doing
 from bootseer.folders import settled
 from bootseer.units import one_line
 
@@ -119,6 +119,9 @@ def extract(
         return
     if os.geteuid() == 0:  # where nobody else changes names while it writes
         target = settled(target / "any").parent
+        with doing(f"extract into {target}"):
+            target.mkdir(parents=True, exist_ok=True)
+        settled(target / "any")  # nobody was quicker to make it
     began = time.monotonic()
     with Bars(quiet=False) as bars:
         bring(

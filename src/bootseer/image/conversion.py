@@ -20,8 +20,8 @@ from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
 from bootseer.chunks.manifest import tree_key
-from bootseer.errors import BootseerError, NotFoundError, doing
-from bootseer.folders import adopted, clear, owned_folder, remove, settled
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, doing
+from bootseer.folders import adopted, clear, make, owned_folder, remove, settled
 from bootseer.image import record as records
 from bootseer.image.record import ImageRecord
 from bootseer.objects import Store, lease, open_store, signature
@@ -71,7 +71,7 @@ def ensure(
     keys = [key.public_key()] if key else []
     store = open_store(store_url)
     with doing(f"work in {work_dir}"):
-        work_dir.mkdir(parents=True, exist_ok=True)
+        make(work_dir)
     with oci.open_image(ref, platform=platform, plain_http=plain_http, spool=work_dir) as image:
         name = records.key_of(image.digest, image.platform)
         before: ImageRecord | None = None
@@ -186,14 +186,20 @@ def _read_all(image: oci.Image) -> None:
 @contextlib.contextmanager
 def work_folder(parent: Path) -> Iterator[Path]:
     """A folder of our own below ``parent``, removed at the end; those of conversions that were killed go first. Raises
-    `ConfigError` where others could put a link in place of one just while it is written to or emptied."""
+    `ConfigError` as root where others could put a link in place of one just while it is written to; a user's own are
+    left there."""
     with contextlib.ExitStack() as undo:
         with doing(f"work in {parent}"):
-            parent.mkdir(parents=True, exist_ok=True)
-            parent = settled(parent / _WORK).parent
-            for old in parent.glob(f"{_WORK}*"):
-                with contextlib.suppress(OSError):
-                    _remove_left(old)
+            make(parent)
+            try:
+                parent = settled(parent / _WORK).parent
+            except ConfigError:
+                if os.geteuid() == 0:
+                    raise
+            else:
+                for old in parent.glob(f"{_WORK}*"):
+                    with contextlib.suppress(OSError):
+                        _remove_left(old)
             folder = undo.enter_context(owned_folder(parent, _WORK))
             undo.callback(clear, folder)
         yield folder

@@ -59,7 +59,7 @@ def folder(path: Path) -> None:
 @contextlib.contextmanager
 def new(local: Path) -> Iterator[BufferedWriter]:
     """A new file, which is at `place` ``local`` after the context, unless that raises."""
-    above = os.path.abspath(local.parent)
+    above = str(local.parent.absolute())
     with (
         doing(f"write {local}"),
         descriptor(links.open_followed(above, os.O_PATH | os.O_DIRECTORY, base=above, writing=True)) as folder,
