@@ -46,6 +46,18 @@ def test_data_behind_the_text_of_a_script_is_not_looked_into(tmp_path: Path) -> 
     text = "cc -I a -I b x.c; exit\n\0 -I c\0d"
     found = names.looked_up([text], [], {}, str(tmp_path), {f"{tmp_path}/b/x.h"}, bool, bool)
     assert found == {f"{tmp_path}/a/x.h": ""}
+    data = " ".join(f"x{number}*" for number in range(50))
+    assert names.globbed([f"cat a.c*\n\0 {data}"], {}, str(tmp_path)) == {str(tmp_path): {"a.c*"}}
+
+
+def test_a_folder_with_the_name_of_a_command_has_patterns() -> None:
+    assert names.globbed(["cat /git/a.c*; rm b.*; /bin/rm c.*"], {}, "/") == {"/git": {"a.c*"}}
+
+
+def test_a_long_word_is_no_pattern_and_takes_no_time(tmp_path: Path) -> None:
+    began = time.monotonic()
+    assert names.globbed([f"cat {'a' * 20_000}*+ a.c*"], {}, str(tmp_path)) == {str(tmp_path): {"a.c*"}}
+    assert time.monotonic() - began < 1
 
 
 def test_many_variables_and_words_of_a_script_take_no_time_together(tmp_path: Path) -> None:

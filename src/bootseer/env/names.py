@@ -35,7 +35,7 @@ _RUNNABLE = pattern(r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-x[ \t]+[\"
 _READ = pattern(r"(?:\b(?:cat|source|cp|head|tail|read)|(?<![\w./])\.|<)[ \t]+([^\n;&|]{1,500}(?:\|\|)?)")
 """With ``||`` or ``2>`` at its end: if it is there."""
 _ENTERED = pattern(r"\b(?:cd|pushd)[ \t]+([^\s;&|<>()`]+)")
-_REMOVES = pattern(r"\b(?:rm|find|tar|rsync|git)\b[^\n;&|]*")
+_REMOVES = pattern(r"\b(?:rm|find|tar|rsync|git)[ \t][^\n;&|]*")
 """Of these a pattern is no input."""
 _PLACED = pattern(
     r"(?:\[|\btest)[ \t]+(?:![ \t]+)?-[de][ \t]+([^\n;&|\]]{1,500})|\bmv\b([^\n;&|]{1,500})"
@@ -134,12 +134,14 @@ def globbed(texts: Collection[str], env: Mapping[str, str], work: str) -> dict[s
     """Folder -> patterns of names in it that ``texts`` have."""
     env = {name: value for name, value in env.items() if not may_be_secret(name, value)}
     out = dict[str, set[str]]()
+    texts = [text.partition("\0")[0] for text in texts]  # as in `looked_up`
     words = (word for text in texts for word in _WORD.findall(_REMOVES.sub("", text)) if re.search(r"[*?]", word))
     works = _works(texts, env, work)
     for word in dict.fromkeys(itertools.islice(words, MOST)):
         folder, name = os.path.split(expanded(word, env))
         if (
-            re.fullmatch(r"[*?]?[\w.-]+[\w.*?-]*", name)
+            len(name) < 256  # no longer name is one of a file
+            and re.fullmatch(r"[*?]?[\w.-]+[\w.*?-]*", name)
             and not re.search(r"[*?]", folder)
             and not _NO_PATTERN.search(f"{folder}/{name}")
         ):
