@@ -262,6 +262,17 @@ def test_a_folder_that_others_can_replace(place: Path, name: str) -> None:
 
 
 @pytest.mark.root
+def test_a_link_in_a_shared_folder_on_the_way_to_the_cache_is_followed_as_by_starts(place: Path) -> None:
+    (place / "open").mkdir()
+    (place / "open").chmod(0o777)
+    (place / "own").mkdir()
+    (place / "open/link").symlink_to(place / "own")
+    report = examine(Config(cache_dir=str(place / "open/link/c"), state_dir=str(place / "s")))
+    check = next(check for check in report.checks if check.name == "cache")
+    assert check.status == "ok", check
+
+
+@pytest.mark.root
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_ended_in_the_middle(place: Path, stop: signal.Signals) -> None:
     """No mount and no server stays; after all but SIGKILL no file either."""

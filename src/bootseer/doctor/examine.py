@@ -99,7 +99,8 @@ def attempt(name: str, check: Callable[[], str | Found], cost: str, fix: str, *,
 def _folder(cache: Path) -> tuple[Path, bool]:
     """A fresh folder beside the cache, or anywhere; and whether it is beside the cache."""
     try:
-        beside = settled(checks.nearest(cache.absolute()) / "any").parent  # where others lead none of it elsewhere
+        near = checks.nearest(Path(os.path.realpath(cache)))  # as a start does (`folders.private_folder`)
+        beside = settled(near / "any").parent  # where others lead none of it elsewhere
         return Path(tempfile.mkdtemp(prefix=".bootseer-doctor-", dir=beside)), True
     except (BootseerError, OSError) as exc:
         _log.info("cannot work beside the cache: %s", exc)
