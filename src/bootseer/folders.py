@@ -81,10 +81,11 @@ def trusted(path: Path) -> Path:
     return path
 
 
-def settled(path: Path) -> Path:
+def settled(path: Path, *, follow: bool = True) -> Path:
     """``path`` without links, for root to use by name: nobody else can lead it elsewhere. What is missing of it stays
-    as it is written. Raises `ConfigError` when somebody else could put another file, folder or link in its place, or in
-    that of a folder or a link on the way, as far as owners and modes of the folders say."""
+    as it is written, and so does a link at its end without ``follow``. Raises `ConfigError` when somebody else could
+    put another file, folder or link in its place, or in that of a folder or a link on the way, as far as owners and
+    modes of the folders say."""
     todo, real, links = list(reversed(path.absolute().parts[1:])), Path("/"), 0
     while todo:
         part, found = todo.pop(), os.stat(real)
@@ -103,7 +104,7 @@ def settled(path: Path) -> Path:
             )
         if entry is None:
             return below.joinpath(*reversed(todo))
-        if not stat.S_ISLNK(entry.st_mode):
+        if not stat.S_ISLNK(entry.st_mode) or not (todo or follow):
             real = below
             continue
         links += 1

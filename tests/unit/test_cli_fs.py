@@ -11,6 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
 from bootseer import units
+from bootseer.backends.folder import FolderBackend
 from bootseer.cli.fs import app
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.stripefs import open_fs
@@ -515,3 +516,26 @@ def test_a_copy_goes_where_the_kernel_finds_its_name(run, tmp_path):
     assert run("get", f"{tmp_path}/store/f", "here/link/../new").code == 0
     assert sorted(os.listdir(tmp_path / "deep")) == ["in", "new"]
     assert sorted(os.listdir(tmp_path / "here")) == ["f", "link"]
+
+
+@pytest.mark.root
+def test_root_s_own_link_to_a_folder_of_others_stays_and_its_target_is_written(run, tmp_path, monkeypatch):
+    """As /dev/stdout, which leads to where somebody's output goes. Red before: the file took the link's place."""
+    store, theirs, far = tmp_path / "store", tmp_path / "theirs", tmp_path / "far"
+    for folder in (store, theirs / "out", far):
+        folder.mkdir(parents=True)
+    (store / "model").write_text("weights")
+    subprocess.run(["chown", "-R", "65534:65534", theirs], check=True)
+    (tmp_path / "last").symlink_to("theirs/out/last")
+    assert run("get", f"{store}/model", "last").code == 0
+    assert ((theirs / "out/last").read_text(), (tmp_path / "last").is_symlink()) == ("weights", True)
+
+    def swapped(backend, path):
+        made(backend, path)
+        (theirs / "out").rename(theirs / "before")
+        (theirs / "out").symlink_to(far)
+
+    made = FolderBackend.make_folder
+    monkeypatch.setattr(FolderBackend, "make_folder", swapped)
+    assert run("get", f"{store}/model", "theirs/out/sub/model").code != 0
+    assert os.listdir(far) == []

@@ -17,15 +17,18 @@ from bootseer.errors import ConfigError, NotWritableError, doing, from_os_error
 from bootseer.folders import settled
 from bootseer.kernel import beneath, links
 
+_MOST_LINKS = 40
+
 
 def place(local: Path) -> Path:
     """Where the file ``local`` is to be: what a link leads to, but not a link that others may have led there, which
     gives way. `NotWritableError` for what is no file."""
-    if os.path.islink(local):
-        real = Path(os.path.realpath(local))
-        if not os.path.islink(real) and not _is_ours(local):  # the former: it leads to itself
+    for _ in range(_MOST_LINKS):
+        if not os.path.islink(local):
+            break
+        if not _is_ours(local, follow=False):
             return local
-        local = real
+        local = Path(local.parent, os.readlink(local))
     try:
         if not S_ISREG(local.stat().st_mode):  # as /dev/stdout: a file would take its place
             raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
@@ -47,9 +50,10 @@ def refuse_folder(local: Path) -> None:
 def folder(path: Path) -> None:
     """Make the folder ``path`` where it is missing."""
     try:
-        if os.geteuid() == 0 and not _is_ours(path):
+        if _is_ours(path):
+            path.mkdir(parents=True, exist_ok=True)
+        else:
             FolderBackend(path).make_folder("")
-        path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise NotWritableError(f"{path} is a file, a folder is needed") from None
     except OSError as exc:
@@ -68,9 +72,11 @@ def new(local: Path) -> Iterator[BufferedWriter]:
         yield out
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether root alone says where the name leads, or a user asks."""
+def _is_ours(path: Path, *, follow: bool = True) -> bool:
+    """Whether root alone says where the name leads, or a user asks. ``follow``: a link at its end, too."""
+    if os.geteuid() != 0:
+        return True
     try:
-        return os.geteuid() != 0 or bool(settled(path))
+        return bool(settled(path, follow=follow))
     except (ConfigError, OSError):
-        return os.geteuid() != 0
+        return False
