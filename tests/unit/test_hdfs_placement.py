@@ -280,7 +280,14 @@ def test_while_a_block_is_copied_nobody_is_slow():
     made.copy(0, members("C")[0])
     assert slow(made, "CX", SLOW, SLOW, SLOW) == ""
     made.copy(0, None)
-    assert slow(made, "CX", SLOW, SLOW) == "CX"
+    assert slow(made, "CX", SLOW) == ""
+    assert slow(made, "CX", SLOW) == "CX"
+    made, copied = beside("AB"), members("D")[0]
+    assert slow(made, "CX", SLOW) == ""
+    made.copy(0, copied)
+    assert slow(made, "CX", *[(0.9, 0.0)] * 9) == ""  # the copy has all of their links
+    made.copy(0, None)
+    assert slow(made, "CX", (0.9, 12e6), (0.9, 12e6)) == ""  # only busy
 
 
 def test_new_blocks_go_where_none_is_copied_to():

@@ -149,8 +149,7 @@ class Placement:
             known += [node for node in nodes if node not in known]
         with self._lock:
             self._placed[file], self._idle[file] = nodes, idle
-            self._free.pop(file, None)
-            self._runs[file] = time.monotonic(), self._taken.copy(), {}
+            self._begin_run(file)
             self._slow.difference_update(node.uuid for node in nodes)
 
     def end(self, file: int) -> None:
@@ -189,7 +188,10 @@ class Placement:
         Nor is one that takes much of all files together: links are not shared alike by what goes over them. And a copy
         of a block may leave hardly anything of a link for others, so nobody is found while there is one.
         """
-        if waited is not None and not self._copies:
+        if waited is not None and self._copies:
+            with self._lock:
+                self._begin_run(file)
+        elif waited is not None:
             with self._lock:
                 others = [(idle, self._placed.get(other, ())) for other, idle in self._idle.items() if other != file]
             free = {node.uuid for idle, theirs in others if (ask := idle()) and ask() for node in theirs}
@@ -204,6 +206,11 @@ class Placement:
                         self._best = 0.0  # of those that are left
         with self._lock:
             return [node for node in nodes if node.uuid in self._slow]
+
+    def _begin_run(self, file: int) -> None:
+        """It is measured anew how ``file`` does: what was before does not count."""
+        self._free.pop(file, None)
+        self._runs[file] = time.monotonic(), self._taken.copy(), {}
 
     def _rates(self, file: int) -> dict[str, float]:
         """Bytes per second that each DataNode has taken since ``file`` asked last. What was on its way for another one
