@@ -102,7 +102,7 @@ def _settings(folder: Path) -> dict[str, str]:
     """With the values that they refer to in place of ``${name}``, where the site says those."""
     found, final = dict[str, str](), set[str]()
     for name, value, last in (*_read(folder / "core-site.xml"), *_read(folder / "hdfs-site.xml")):
-        if name not in final:
+        if value and name not in final:
             found[name] = value
         if last:
             final.add(name)
@@ -132,11 +132,9 @@ def _properties(file: Path, depth: int, within: xml.Element | None = None) -> It
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), file)
     for each in xml.parse(file).getroot() if within is None else within:
         if each.tag == "property":
-            name, value, final = (
-                (each.findtext(tag) or each.get(tag) or "").strip() for tag in ("name", "value", "final")
-            )
-            if name:
-                yield _RENAMED.get(name, name), value, final.lower() == "true"
+            name, value, final = (each.findtext(tag) or each.get(tag) or "" for tag in ("name", "value", "final"))
+            if name := name.strip():
+                yield _RENAMED.get(name, name), value.strip(), final == "true"
         elif each.tag == f"{_XINCLUDE}include":
             try:
                 yield from _properties(file.parent / each.get("href", "").removeprefix("file://"), depth - 1)
