@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError
-from bootseer.hdfs import blockwriter, output, placement
+from bootseer.hdfs import blockwriter, output, pipeline, placement
 from bootseer.hdfs.blockwriter import BlockWriter
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.pipeline import Broken, Packet, Setup, Terms
@@ -309,6 +309,45 @@ def test_a_slow_datanode_that_has_all_of_a_block_is_not_left_while_it_ends(lines
     with FileOutput(names, PATH, replication=2, placement=together) as out:  # type: ignore[arg-type]
         out.write(bytes(1 << 20))
     assert (names.begun, names.left) == (1, 0)
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_pause_or_a_recovery_is_no_measure_of_datanodes(lines, unshunned, monkeypatch, failed):
+    """Red before: what they took was divided by the time since the last measurement, so one that was busy was left."""
+    names, together, now = Pair(), Placement(), [0.0]
+    monkeypatch.setattr(blockwriter.time, "monotonic", lambda: now[0])
+    token = wire.Token(identifier=b"", password=b"", kind="", service="")
+    located = Located(Block("pool", 1, 2, 0), 0, (*Pair.nodes, SPARE), token)
+    together.begin(1, names.url, Pair.nodes[:1], lambda: lambda: True)
+    together.begin(2, names.url, located.nodes)
+    block = BlockWriter(
+        names,  # type: ignore[arg-type]
+        PATH,
+        located,
+        Terms("c", 32 << 20, 512),
+        lambda nodes, waited: together.slow(2, nodes, waited),
+        together.took,
+    )
+
+    def runs(count: int, waited: float, rate: float) -> None:
+        for _ in range(count):
+            now[0] += placement.ENOUGH
+            lines[-1].waited += waited * placement.ENOUGH
+            lines[-1].in_flight = 1
+            together.took(block.nodes, int(rate * placement.ENOUGH))
+            block._watch()
+
+    runs(3, 0.1, 30e6)
+    runs(1, 0.8, 5e6)
+    now[0] += 9
+    lines[-1].in_flight = 0
+    if failed:
+        block._recover(Broken("gone", (2,)), pipeline.RECOVER)
+    block._watch()
+    runs(3, 0.8, 12e6)  # busy, not slow
+    assert not together._slow
+    runs(2, 0.8, 5e6)
+    assert together._slow == {node.uuid for node in block.nodes[1:]}
 
 
 def test_the_datanodes_of_a_file_that_is_written_are_idle(lines, unshunned):

@@ -65,22 +65,17 @@ class BlockWriter:
         self._number = self._failures = 0
         self._acked, self._hopeless = -1, False
         self._broken: Broken | None = None
+        self._run_began: tuple[float, float] | None = None
         self._pipeline = Pipeline(located, terms, Setup(), self._watch, took)
-        self._begin_run()
-
-    def _begin_run(self) -> None:
-        self._run_began = time.monotonic(), self._pipeline.waited
 
     def _run(self) -> float | None:
-        """The share that the pipeline was waited for of the last `placement.ENOUGH` seconds, once in so many."""
-        pipe, (since, waited) = self._pipeline, self._run_began
-        seconds = time.monotonic() - since
-        if seconds < placement.ENOUGH:
+        """The share that the pipeline was waited for of the last `placement.ENOUGH` seconds, once in so many; else
+        None. `placement.ANEW` at the beginning of a pipeline, and where nothing was on its way."""
+        pipe, before, now = self._pipeline, self._run_began, time.monotonic()
+        if before and now - before[0] < placement.ENOUGH:
             return None
-        self._begin_run()
-        if not pipe.in_flight:
-            return None  # it waits for the end of its block
-        return (pipe.waited - waited) / seconds
+        self._run_began = now, pipe.waited
+        return (pipe.waited - before[1]) / (now - before[0]) if before and pipe.in_flight else placement.ANEW
 
     def _watch(self) -> None:
         """Leave DataNodes that hold the block up, as after a failure. What they have not acknowledged is sent to the
@@ -191,8 +186,7 @@ class BlockWriter:
             pending = [packet for packet in pending if packet.offset + packet.length > acked]
             self._drop(broken)
             try:
-                self._pipeline = self._replace(stage, acked)
-                self._begin_run()
+                self._pipeline, self._run_began = self._replace(stage, acked), None
                 if stage == pipeline.RECOVER:
                     for packet in pending:
                         self._pipeline.send(packet)

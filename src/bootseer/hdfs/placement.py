@@ -35,6 +35,8 @@ HELD_UP = 0.7
 SLOW = 1 / 3
 """Of the largest rate at which a DataNode has taken what is written together: a slow one takes less, of all blocks. To
 leave one that is only busier than others costs more than it brings."""
+ANEW = -1.0
+"""In place of that share, when a run begins and what was before it does not count."""
 _KNOWN = 60.0
 """Seconds for which it is believed which DataNodes there are in all."""
 _RUNNING = re.compile(r"There are (\d+) datanode\(s\) running")
@@ -149,6 +151,7 @@ class Placement:
             known += [node for node in nodes if node not in known]
         with self._lock:
             self._placed[file], self._idle[file] = nodes, idle
+            self._runs.pop(file, None)
             self._begin_run(file)
             self._slow.difference_update(node.uuid for node in nodes)
 
@@ -180,7 +183,7 @@ class Placement:
 
     def slow(self, file: int, nodes: Sequence[DataNode], waited: float | None) -> list[DataNode]:
         """Those of ``nodes``, which have the block of ``file``, that it had better leave. ``waited``: the share of the
-        time since it was asked last that it waited for them, if that was measured.
+        time since it was asked last that it waited for them, if that was measured, or `ANEW`.
 
         They hold it up, and others that are written with it are idle meanwhile. Files that are written together get
         their bytes in turn, so the slowest pipeline sets the pace of all. Nobody tells which DataNode of it is slow,
@@ -188,7 +191,7 @@ class Placement:
         Nor is one that takes much of all files together: links are not shared alike by what goes over them. And a copy
         of a block may leave hardly anything of a link for others, so nobody is found while there is one.
         """
-        if waited is not None and self._copies:
+        if waited is not None and (waited == ANEW or self._copies):
             with self._lock:
                 self._begin_run(file)
         elif waited is not None:
@@ -208,9 +211,10 @@ class Placement:
             return [node for node in nodes if node.uuid in self._slow]
 
     def _begin_run(self, file: int) -> None:
-        """It is measured anew how ``file`` does: what was before does not count."""
+        """It is measured anew who holds ``file`` up: what was before does not count."""
         self._free.pop(file, None)
-        self._runs[file] = time.monotonic(), self._taken.copy(), {}
+        rates = self._runs[file][2] if file in self._runs else {}
+        self._runs[file] = time.monotonic(), self._taken.copy(), rates
 
     def _rates(self, file: int) -> dict[str, float]:
         """Bytes per second that each DataNode has taken since ``file`` asked last. What was on its way for another one
