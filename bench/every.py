@@ -61,7 +61,6 @@ JOINED = {
     "cluster-slow-node": "cluster-known",
     "checkpoint-sharing": "checkpoint",
     "checkpoint-frozen": "checkpoint",
-    "stripefs-ablation": "stripefs-placement",
 }
 """Reports on record that had commands of their own. What they measured the other one measures now: when that is made
 anew, they go from ``bench/results`` and from ``bench/page/reports.py``."""

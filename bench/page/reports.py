@@ -43,7 +43,7 @@ SCENARIOS = (
     Scenario(
         "striped-files",
         "Striped files in HDFS",
-        ("stripefs-writes", "stripefs-secured", "stripefs-ablation", "stripefs-placement", "stripefs"),
+        ("stripefs-writes", "stripefs-secured", "stripefs-placement", "stripefs"),
     ),
     Scenario("profiler", "Profiler and daemons", ("emit", "fleet", "daemons", "account")),
     Scenario(
