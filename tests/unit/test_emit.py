@@ -61,6 +61,22 @@ def test_a_span_is_a_begin_and_an_end(file, monkeypatch):
     assert read.attrs["bytes"] == 7
 
 
+@pytest.mark.parametrize(
+    ("stage", "world", "given", "written"),
+    [
+        ("first_step", "3", {}, {"world": 3}),
+        ("first_step", "3", {"ranks": 2}, {"ranks": 2}),
+        ("first_step", "3x", {}, {}),
+        ("first_step", "", {}, {}),
+        ("import", "3", {}, {}),
+    ],
+)
+def test_a_first_step_says_how_many_ranks_there_are(file, monkeypatch, stage, world, given, written):
+    monkeypatch.setenv("WORLD_SIZE", world)
+    emit.begin(stage, **given)
+    assert lines(file)[0].get("attrs", {}) == written
+
+
 def test_restarts_are_counted_by_nvrx_or_torchrun(file, monkeypatch):
     monkeypatch.setenv("BOOTSEER_CYCLE", "2")
     for variable, number in (("TORCHELASTIC_RESTART_COUNT", "1"), ("NVRX_CYCLE", "4")):

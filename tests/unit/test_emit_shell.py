@@ -59,6 +59,14 @@ def test_begin_annotate_and_end(sh):
     assert span.begin.res == span.end.res == 10_000_000
 
 
+@pytest.mark.parametrize(("world", "written"), [("3", {"world": 3}), ("3x", {}), ("", {}), (None, {})])
+def test_a_first_step_says_how_many_ranks_there_are(sh, world, written):
+    environ = {} if world is None else {"WORLD_SIZE": world}
+    sh("bootseer_begin first_step; bootseer_span first_step -- true; bootseer_begin import", environ=environ)
+    found = [event.get("attrs", {}) for event in sh.lines() if event["ev"] == "begin"]
+    assert found == [written, written, {}]
+
+
 def test_a_span_of_both_emitters_has_one_clock(sh, monkeypatch):
     sh("bootseer_begin env")
     (begin,) = sh.lines()

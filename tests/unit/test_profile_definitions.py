@@ -95,6 +95,19 @@ def test_expected_ranks():
     assert analyse(s.log()).startup_seconds == near(12)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [((("n0", 0), ("n0", 1)), 3), ((("n0", 0), ("n1", 2)), None), ((("n0", 0),), None)],
+    ids=["two of three", "one a node", "one"],
+)
+def test_ranks_that_emit_by_hand(ranks, expected):
+    s = StartUp()
+    for node, rank in ranks:
+        s.span(node, "first_step", 0, 10, rank=rank, world=3)
+    report = analyse(s.log())
+    assert (report.ranks_expected, report.startup_seconds) == (expected, None if expected else near(10))
+
+
 @pytest.mark.parametrize("failed", [{"error": "RuntimeError"}, {"exit_code": 1}, {"signal": "SIGABRT"}])
 @pytest.mark.parametrize("who", ["all", "one", "other node", "before", "no ranks"])
 @pytest.mark.parametrize("cycle", [0, 1])

@@ -84,6 +84,9 @@ def _begin(stage: str, parent: str | None, attrs: dict[str, AttrValue]) -> str:
     try:
         span_id = os.urandom(8).hex()
         above = _parent() if parent is None else parent
+        world = os.environ.get("WORLD_SIZE", "")
+        if stage == "first_step" and "ranks" not in attrs and world.isdecimal():
+            attrs = {"world": int(world[:9]), **attrs}
     except Exception:
         return ""
     _write("begin", span_id, attrs, stage, above, path)

@@ -17,6 +17,10 @@ bootseer_begin() {
     BOOTSEER_ID=$_bs_d$_bs_e
     _bs_stage=${1-}
     [ $# -eq 0 ] || shift
+    case $_bs_stage-${WORLD_SIZE-} in
+    first_step- | first_step-*[!0-9]*) ;;
+    first_step-*) set -- world="$WORLD_SIZE" "$@" ;;
+    esac
     _bs_write begin "$BOOTSEER_ID" "$_bs_stage" "$@"
     return 0
 }

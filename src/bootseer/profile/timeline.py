@@ -68,6 +68,8 @@ class Timeline:
         self.stages = sorted({stage for stages in self.spans.values() for stage in stages}, key=_place)
         self.nodes_expected = _expected(rows, "nodes")
         self.ranks_expected = _expected(rows, "ranks")
+        if self.ranks_expected is None and any(len(tracks) > 1 for tracks in self.tracks.values()):
+            self.ranks_expected = _expected(rows, "world")  # by hand: where one alone emits, it speaks for its node
         self.ready = self._ready()
         """track -> end of its first step."""
         self.ranks_ready = len({rank for _, rank in self.ready if rank is not None})
