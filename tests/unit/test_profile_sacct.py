@@ -70,8 +70,24 @@ def job(number, **more):
     return {"job_id": number, "name": "j", "nodes": "n1", "time": times, **more}
 
 
-def table(*rows, columns="JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName"):
-    return "\n".join([columns, *rows, ""]).encode()
+NUMBERS = ("het", "job_id", "submission", "eligible", "start", "end")
+
+
+def accounts(*rows, columns="job_id|submission|eligible|start|end|state|nodes|name"):
+    """An output of ``sacct --json``, of rows in short; that of a step, such as ``7.0|||130``, follows its job's."""
+    jobs = []
+    for row in rows:
+        at = dict(zip(columns.split("|"), row.split("|"), strict=True))
+        if "." in at["job_id"]:
+            jobs[-1]["steps"].append({"step": {"id": at["job_id"]}, "time": {"start": int(at["start"])}})
+            continue
+        at |= {name: int(at[name] or 0) for name in NUMBERS if name in at}
+        tres = [{"type": "gres", "name": "gpu", "count": int(at["gpus"])}] if "gpus" in at else []
+        times = {name: at[name] for name in NUMBERS[2:] if name in at}
+        about = {name: at[name] for name in ("job_id", "nodes", "name", "cluster", "account", "user") if name in at}
+        more = {"time": times, "state": {"current": at.get("state")}, "tres": {"allocated": tres}, "steps": []}
+        jobs.append(about | more | ({"het": {"job_id": at["het"]}} if "het" in at else {}))
+    return json.dumps({"jobs": jobs}).encode()
 
 
 def told(text):
@@ -81,7 +97,7 @@ def told(text):
 
 
 PENDING, RUNNING, STEP, DONE = (
-    "7|100|100|Unknown|Unknown|PENDING|None assigned|j", "7|100|100|110|Unknown|RUNNING|n1|j", "7.0|||130|||n1|x",
+    "7|100|100|||PENDING|None assigned|j", "7|100|100|110||RUNNING|n1|j", "7.0|||130|||n1|x",
     "7|100|100|110|900|COMPLETED|n1|j",
 )  # fmt: skip
 ONCE = [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 130)]
@@ -92,13 +108,13 @@ HETEROGENEOUS += [("7.0.0", f"n{n}", "alloc", 110, end) for n, end in ((1, 130),
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (table("7|100|160|86400", columns="JobIDRaw|Submit|Start|End"), [("7.0.0", "slurm", "queue", 100, 160)]),
-        (table("7|100|100|Unknown|Unknown|PENDING|None assigned|a|b"), [("7.0.0", "slurm", "queue", 100, None)]),
-        (table("7|100|100|None|150|CANCELLED by 5|(null)|j"), [("7.0.0", "slurm", "queue", 100, 150)]),
-        (table("7|100|100|110|120|RESIZING|n1|j", "7|100|100|120|900|COMPLETED|n[1-2]|j", "7.0|||130|||n1|x"),
+        (accounts("7|100|160|86400", columns="job_id|submission|start|end"), [("7.0.0", "slurm", "queue", 100, 160)]),
+        (accounts("7|100|100|||PENDING|None assigned|a"), [("7.0.0", "slurm", "queue", 100, None)]),
+        (accounts("7|100|100||150|CANCELLED by 5|(null)|j"), [("7.0.0", "slurm", "queue", 100, 150)]),
+        (accounts("7|100|100|110|120|RESIZING|n1|j", "7|100|100|120|900|COMPLETED|n[1-2]|j", "7.0|||130|||n1|x"),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 130)]),
-        (table("7|100|100|110|120|FAILED|n1|j|a", "7|100|100|110|120|FAILED|n1|j|b",
-               columns="JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName|Cluster"),
+        (accounts("7|100|100|110|120|FAILED|n1|j|a", "7|100|100|110|120|FAILED|n1|j|b",
+               columns="job_id|submission|eligible|start|end|state|nodes|name|cluster"),
          [(f"7.0@{c}", *rest) for c in "ab" for rest in (("slurm", "queue", 100, 110), ("n1", "alloc", 110, 120))]),
         (json.dumps({"jobs": [{"job_id": 7, "restart_cnt": 3, "name": "j", "nodes": "n1",
                                "time": {"submission": 100, "start": 110, "end": 120}}]}).encode(),
@@ -106,19 +122,19 @@ HETEROGENEOUS += [("7.0.0", f"n{n}", "alloc", 110, end) for n, end in ((1, 130),
         (json.dumps({"jobs": [{"job_id": 7, "name": "j", "nodes": None, "state": None, "tres": None, "steps": None,
                                "time": {"submission": 100, "start": 110, "end": None}}]}).encode(),
          [("7.0.0", "slurm", "queue", 100, 110)]),
-        (table("7|100|100|110|120|REQUEUED|n1|j", "7|120|Unknown|Unknown|Unknown|REQUEUE_HOLD|None assigned|j"),
+        (accounts("7|100|100|110|120|REQUEUED|n1|j", "7|120||||REQUEUE_HOLD|None assigned|j"),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 120),
           ("7.1.0", "slurm", "queue", 120, None)]),
-        (table("7|100|100|110|120|RESIZING|n[1-2]|j", "7|100|100|120|130|RESIZING|n1|j",
+        (accounts("7|100|100|110|120|RESIZING|n[1-2]|j", "7|100|100|120|130|RESIZING|n1|j",
                "7|100|100|130|900|COMPLETED|n1|j", "7.0|||111|||n1|x"),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 111),
           ("7.0.0", "n2", "alloc", 110, 111)]),
-        (table("7|100|100|Unknown|150|REVOKED|None assigned|j"), [("7.0.0", "slurm", "queue", 100, 150)]),
-        (table("7|100|100|110|105|FAILED|n1|j"),
+        (accounts("7|100|100||150|REVOKED|None assigned|j"), [("7.0.0", "slurm", "queue", 100, 150)]),
+        (accounts("7|100|100|110|105|FAILED|n1|j"),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 110)]),
-        (table("7|100|100|110|900|COMPLETED|n1|j", "7.interactive|||112|||n1|x", "7.extern|||110|||n1|x"),
+        (accounts("7|100|100|110|900|COMPLETED|n1|j", "7.interactive|||112|||n1|x", "7.extern|||110|||n1|x"),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 112)]),
-        (table("7|Ystday 10:00|x|Ystday 10:10|Unknown|RUNNING|n1|j", "8|100|5000|5010|Unknown|RUNNING|n1|"),
+        (accounts("8|100|5000|5010||RUNNING|n1|"),
          [("8.0.0", "slurm", "queue", 100, 5010), ("8.0.0", "n1", "alloc", 5010, None)]),
         (json.dumps({"jobs": [job(7, steps=[
             {"step": {"id": {"job_id": 7, "step_id": name}}, "time": {"start": start}}
@@ -127,37 +143,35 @@ HETEROGENEOUS += [("7.0.0", f"n{n}", "alloc", 110, end) for n, end in ((1, 130),
         (json.dumps({"jobs": [job(7, steps=[{"step": None}, 3,
                                             {"step": {"id": "7.0"}, "time": {"start": 130}}])]}).encode(),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 130)]),
-        (table("7|100|100|110|900|COMPLETED|n1|j", "7.0+1|||130|||n1|x", "7.1|||500|||n1|x"),
+        (accounts("7|100|100|110|900|COMPLETED|n1|j", "7.0+1|||130|||n1|x", "7.1|||500|||n1|x"),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 130)]),
         (json.dumps({"jobs": [job(7, state={"current": ["PENDING", "RESIZING"]}),
                               job(7, time={"submission": 100, "start": 900, "end": 950})]}).encode(),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 950)]),
-        (table(PENDING, RUNNING, STEP, DONE, STEP), ONCE),
-        (table(DONE), [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 110)]),
-        (table(DONE, STEP, RUNNING, STEP, PENDING), ONCE),
-        (table(PENDING, "7|100|100|Unknown|150|CANCELLED|None assigned|j"), [("7.0.0", "slurm", "queue", 100, 150)]),
-        (table(*2 * ("7|100|100|110|120|REQUEUED|n1|j", "7.0|||111|||n1|x", "7|120|120|130|Unknown|RUNNING|n2|j")),
+        (accounts(PENDING, RUNNING, STEP, DONE, STEP), ONCE),
+        (accounts(DONE), [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 110)]),
+        (accounts(DONE, STEP, RUNNING, STEP, PENDING), ONCE),
+        (accounts(PENDING, "7|100|100||150|CANCELLED|None assigned|j"), [("7.0.0", "slurm", "queue", 100, 150)]),
+        (accounts(*2 * ("7|100|100|110|120|REQUEUED|n1|j", "7.0|||111|||n1|x", "7|120|120|130||RUNNING|n2|j")),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 111),
           ("7.1.0", "slurm", "queue", 120, 130), ("7.1.0", "n2", "alloc", 130, None)]),
-        *((table(*2 * ("7|100|100|110|120|RESIZING|n1|j", f"7|{submit}|100|120|900|FAILED|n[1-2]|j")),
+        *((accounts(*2 * ("7|100|100|110|120|RESIZING|n1|j", f"7|{submit}|100|120|900|FAILED|n[1-2]|j")),
            [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 900)]) for submit in (100, 120)),
         (json.dumps({"jobs": [job(7, time={"submission": 100, "start": 110, "end": 0}), job(7)]}).encode(),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 900)]),
-        (table("7+0|7|100|100|110|900|COMPLETED|n1|j", "7+0.batch|7.batch|||111|||n1|batch", "7+0.0|7.0|||130|||n1|x",
-               "7+1|8|100|100|110|900|COMPLETED|n[2-3]|other", "7+1.0|8.0|||131|||n[2-3]|x",
-               "7+2|9|100|100|110|900|COMPLETED|n4|j",
-               columns="JobID|JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName"), HETEROGENEOUS),
         (json.dumps({"jobs": [
             job(7 + n, nodes=nodes, het={"job_id": 7, "job_offset": {"set": True, "number": n}}, steps=[
-                {"step": {"id": {"job_id": 7 + n, "step_id": "0"}}, "time": {"start": 130 + n}}] if n < 2 else [])
+                {"step": {"id": {"job_id": 7 + n, "step_id": step}}, "time": {"start": begun}}
+                for step, begun in (("batch", 111), ("0", 130 + n)) if n == 0 or (n, step) == (1, "0")
+            ])
             for n, nodes in enumerate(("n1", "n[2-3]", "n4"))]}).encode(), HETEROGENEOUS),
     ],
     ids=["no nodes said", "pending", "cancelled", "resized", "two clusters", "restarts", "nulls", "held again",
-         "resized twice", "revoked", "ended before it began", "interactive", "relative times",
+         "resized twice", "revoked", "ended before it began", "interactive", "without a name",
          "steps are objects", "odd steps", "step of a het job", "resized, in a list",
          "asked for again while it goes on", "without its steps", "later ones first",
          "pending, then cancelled", "requeued, twice",
-         "resized, twice", "resized, twice, with another submission", "twice, in JSON", "het job", "het job, in JSON"],
+         "resized, twice", "resized, twice, with another submission", "twice, running at first", "het job"],
 )  # fmt: skip
 def test_records_as_they_are(text, expected):
     assert told(text) == expected
@@ -168,25 +182,25 @@ def test_records_as_they_are(text, expected):
     (0, "n[1-2]", {"n1": 0, "n2": 0}), (7, "n[1-3]", {"n1": 3, "n2": 2, "n3": 2}),
 ])  # fmt: skip
 def test_all_gpus_of_a_job_are_counted(gpus, nodes, expected):
-    row = f"7|100|100|110|900|COMPLETED|{nodes}|j|gres/gpu={gpus}"
-    found = log(table(row, columns="JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName|AllocTRES"))
+    row = f"7|100|100|110|900|COMPLETED|{nodes}|j|{gpus}"
+    found = log(accounts(row, columns="job_id|submission|eligible|start|end|state|nodes|name|gpus"))
     assert {span.node: span.gpus for span in found.spans if span.stage == "alloc"} == expected
     assert analyse(found).gpus == gpus
 
 
 def test_a_het_job_is_one_start_of_all_its_nodes():
-    columns = "JobID|JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName|AllocTRES"
-    rows = (f"7+{n}|{7 + n}|100|100|110|900|COMPLETED|{nodes}|{'jk'[n]}|gres/gpu={gpus}"
+    columns = "het|job_id|submission|eligible|start|end|state|nodes|name|gpus"
+    rows = (f"7|{7 + n}|100|100|110|900|COMPLETED|{nodes}|{'jk'[n]}|{gpus}"
             for n, (nodes, gpus) in enumerate((("n1", 0), ("n[2-3]", 16))))  # fmt: skip
-    report = analyse(log(table(*rows, columns=columns)), ("j", "7.0.0", 0))
+    report = analyse(log(accounts(*rows, columns=columns)), ("j", "7.0.0", 0))
     assert (report.gpus, report.nodes_expected, report.nodes_missing) == (16, 3, 0)
     assert {node.node: node.gpus for node in report.nodes} == {"n1": 0, "n2": 8, "n3": 8}
 
 
 def test_how_long_a_job_held_nodes_that_changed_is_not_known():
     rows = "7|100|100|110|120|RESIZING|n[1-2]|j", "7|100|100|120|900|COMPLETED|n1|j"
-    assert all("run_seconds" not in span.attrs for span in log(table(*rows)).spans)
-    assert log(table("7|100|100|110|900|COMPLETED|n1|j")).spans[-1].attrs["run_seconds"] == 790
+    assert all("run_seconds" not in span.attrs for span in log(accounts(*rows)).spans)
+    assert log(accounts("7|100|100|110|900|COMPLETED|n1|j")).spans[-1].attrs["run_seconds"] == 790
 
 
 @pytest.mark.parametrize("never", [4294967294, 4294967295])
@@ -194,12 +208,6 @@ def test_no_value_is_no_time(never):
     times = {"submission": 100, "eligible": never, "start": never, "end": never}
     found = log(json.dumps({"jobs": [job(7, time=times)]}).encode()).spans
     assert [(span.stage, span.end, span.attrs.get("held_seconds")) for span in found] == [("queue", None, None)]
-
-
-def test_suspended_time_is_held_time():
-    """Slurm keeps the GPUs of a suspended job for it."""
-    row, columns = "7|100|110|900|RUNNING|n1|00:05:00", "JobIDRaw|Submit|Start|End|State|NodeList|Suspended"
-    assert log(table(row, columns=columns)).spans[-1].attrs["run_seconds"] == 790
 
 
 def test_an_odd_step_is_counted_and_its_job_shown():
@@ -212,22 +220,16 @@ def test_a_state_that_is_null_is_none():
     assert log(text).spans[0].attrs["state"] == ""
 
 
-def test_held_time_team_and_the_hour_that_comes_twice(monkeypatch):
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
-    try:
-        row = "7|2026-10-25T02:50:00|2026-10-25T02:55:00|2026-10-25T02:10:00|Unknown|RUNNING|n1|j|physics|me"
-        columns = "JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName|Account|User"
-        queue = log(table(row, columns=columns)).spans[0]
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-    assert (queue.duration.ns / 1e9, queue.attrs["held_seconds"], queue.attrs["team"]) == (1200, 300, "physics")
+def test_held_time_and_team():
+    columns = "job_id|submission|eligible|start|end|state|nodes|name|account|user"
+    for account, user, team in (("physics", "me", "physics"), ("", "me", "me")):
+        queue = log(accounts(f"7|100|400|1300||RUNNING|n1|j|{account}|{user}", columns=columns)).spans[0]
+        assert (queue.duration.ns / 1e9, queue.attrs["held_seconds"], queue.attrs["team"]) == (1200, 300, team)
 
 
 def test_one_node_and_one_attempt_have_one_name():
     """Slurm's n1 is the host n1.example.org, and JOB.RESTART, as a batch script names it, is of its first step."""
-    lines = sacct.events(sacct.read(table("7|100|100|110|900|RUNNING|n[1-2]|j", "7.0|||130|||n1|x")).attempts)
+    lines = sacct.events(sacct.read(accounts("7|100|100|110|900|RUNNING|n[1-2]|j", "7.0|||130|||n1|x")).attempts)
     own = b'{"bootseer":2,"ev":"begin","span":"%s","stage":"env","job":"j","attempt":"7.0","node":"%s","wall":131}\n'
     found = events.parse([*lines, *(own % (node[:2], node) for node in (b"n1.example.org", b"n2.example.org"))])
     assert found.identities() == [("j", "7.0.0", 0)]
@@ -253,8 +255,11 @@ def test_what_is_not_understood_is_counted_and_the_rest_shown():
     "text", [b"", b"hello\n", b"{}", b"{", b'{"jobs": 3}', b'{"jobs": [{}]}', b"JobIDRaw|Submit\n5|100\n"]
 )
 def test_what_is_no_output_of_sacct_is_one_line(text):
-    with pytest.raises(DataError, match="sacct"):
+    """Nothing, where sacct knows no --json or lacks its plugin; a table, which is not read."""
+    with pytest.raises(DataError, match="sacct") as said:
         sacct.read(text)
+    assert "serializer/json" in said.value.hint
+    assert "\n" not in str(said.value)
 
 
 @given(data=st.binary(max_size=40), at=st.integers(0, len(JSON)))
@@ -281,8 +286,8 @@ def test_the_command(tmp_path):
 
 def test_a_job_of_many_components_takes_as_long_as_its_size_asks_for():
     """Red before: each was looked for among all."""
-    rows = (f"1+{n}|{1000 + n}|100|110|900|COMPLETED|n{n}" for n in range(12_000))
-    text = "\n".join(("JobID|JobIDRaw|Submit|Start|End|State|NodeList", *rows)).encode()
+    rows = (f"1000|{1000 + n}|100|110|900|COMPLETED|n{n}" for n in range(12_000))
+    text = accounts(*rows, columns="het|job_id|submission|start|end|state|nodes")
     begun = time.process_time()
     assert sum(1 for _ in sacct.events(sacct.read(text).attempts)) > 20_000
     assert time.process_time() - begun < 5

@@ -36,7 +36,7 @@ _PROCESS = re.compile(
 )
 """Logs of single processes, as Paddle, Azure and Open MPI name them, or the rank is in the name, if not of a node."""
 _PODS = "What kubectl get pods,events -o json printed; - is stdin"
-_SACCT = "What sacct -D --json (Slurm 21.08 or newer) or --parsable2 printed; - is stdin"
+_SACCT = "What sacct -D --json printed (Slurm 21.08 or newer); - is stdin"
 
 
 def import_(

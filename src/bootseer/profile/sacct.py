@@ -1,15 +1,12 @@
 """What Slurm's accounting says of start-ups, as events: ``queue`` and ``alloc`` of each attempt of each job.
 
-Reads ``sacct -D`` (all records of a job that was requeued), with ``--json``, which Slurm has since 21.08, or the table
-of ``--parsable2``. An attempt is named as `bootseer run` names it: JOB_ID.RESTART.STEP_ID, of its first ``srun`` step.
-Times are whole seconds."""
+Reads ``sacct -D --json``: all records of a job that was requeued. An attempt is named as `bootseer run` names it:
+JOB_ID.RESTART.STEP_ID, of its first ``srun`` step. Times are whole seconds."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import suppress
-from datetime import datetime
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,9 +17,13 @@ from bootseer.profile.events import AttrValue
 from bootseer.wiretypes import json_as
 
 _TEXT_LIMIT = 512
-_HINT = "give what sacct -D --json prints, or sacct -D --parsable2 -o JobIDRaw,Submit,Eligible,Start,End,State,NodeList"
-_NOTHING = ("", "0", "None", "Unknown", "(null)", "None assigned", "N/A", "4294967294", "4294967295")
-"""What Slurm writes where there is nothing."""
+_HINT = (
+    "give what sacct -D --json prints: that needs Slurm 21.08 or newer with the plugin serializer/json, for which "
+    "Slurm is built with json-c"
+)
+_NO_TIME = (0, 4294967294, 4294967295)
+"""What Slurm writes for a time that has not been yet, or never is."""
+_NO_NODES = ("", "None assigned", "(null)")
 
 
 class Attempt(msgspec.Struct):
@@ -61,6 +62,9 @@ _Seen = dict[tuple[str, str, int], Attempt]
 """Cluster, job and submission -> its record, as no two have the same; with 0 the last one of the job."""
 
 
+_ODD = (ValueError, TypeError, KeyError, AttributeError, OverflowError, ConfigError)
+
+
 class Accounts(NamedTuple):
     """``bad``: records that were not understood, each with where it stands and why."""
 
@@ -69,18 +73,34 @@ class Accounts(NamedTuple):
 
 
 def read(text: bytes) -> Accounts:
-    """The attempts in an output of ``sacct``. Raises `DataError` where it is none."""
+    """The attempts in an output of ``sacct --json``. Raises `DataError` where it is none."""
+    try:
+        jobs = json_as(text, dict[str, Any]).get("jobs")
+    except ValueError as exc:
+        why = f": {exc}" if text.strip() else ": it is empty"
+        raise DataError(f"this is no output of sacct --json{why}", hint=_HINT) from None
     accounts = Accounts([], [])
     latest: _Seen = {}
-    for where, record in _records(text) if text.lstrip()[:1] == b"{" else _rows(text):
+    for number, job in enumerate(jobs if isinstance(jobs, list) else [], start=1):
         try:
-            _take(record, latest, accounts.attempts)
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, ConfigError) as exc:
-            accounts.bad.append(f"{where}: {exc or type(exc).__name__}")
+            attempt, steps = _take(job, latest, accounts.attempts), list(job.get("steps") or ())
+        except _ODD as exc:
+            accounts.bad.append(f"job {number}: {_why(exc)}")
+            continue
+        for step in steps:
+            try:
+                _take_step(step, attempt)
+            except _ODD as exc:
+                accounts.bad.append(f"job {number}: {_why(exc)}")
     if not accounts.attempts:
         why = f": {accounts.bad[0]}" if accounts.bad else ""
         raise DataError(f"no job in this output of sacct{why}", hint=_HINT)
     return accounts
+
+
+def _why(exc: Exception) -> str:
+    missing = isinstance(exc, (KeyError, TypeError, AttributeError))
+    return "it has not the fields of a record" if missing else str(exc)
 
 
 def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
@@ -124,43 +144,34 @@ def _whole(parts: list[Attempt]) -> tuple[Attempt, int, str]:
     return first, sum(part.nodes for part in parts), listed[:_TEXT_LIMIT]
 
 
-def _take(record: dict[str, str], latest: _Seen, found: list[Attempt]) -> None:
-    if not record:
-        raise ValueError("it has not the fields of a record")
-    job_id, _, step = record["JobIDRaw"].partition(".")
+def _take(job: dict[str, Any], latest: _Seen, found: list[Attempt]) -> Attempt:
+    """The attempt that a record is of: a new one, or one that is known."""
+    job_id, times = str(_plain(job["job_id"])), job["time"]
     if not job_id.isdecimal():
-        raise ValueError(f"{record['JobIDRaw']!r} is no job")
-    cluster = record.get("Cluster", "")
+        raise ValueError(f"{job_id!r} is no job")
+    cluster, nodelist = str(job.get("cluster") or ""), str(job.get("nodes") or "")
     before = latest.get((cluster, job_id, 0))
-    if step:
-        mine = before
-        if mine is not None and not mine.step and step != "extern":
-            mine.step_started = _seconds(record["Start"], mine.started)
-            mine.step = number if (number := step.partition("+")[0]).isdecimal() else ""  # 0+1: of a het job
-        return
-    nodelist = record.get("NodeList", "")
-    nodelist = "" if nodelist in _NOTHING else nodelist
+    nodelist = "" if nodelist in _NO_NODES else nodelist
     nodes = len(hostlist.expand(nodelist))
-    submitted = _seconds(record["Submit"])
-    started = _seconds(record["Start"], submitted) if nodes or "NodeList" not in record else 0
-    ended = _seconds(record.get("End", ""), started or submitted)
-    restarts = record.get("Restarts", "")
+    submitted = _seconds(times["submission"])
+    started = _seconds(times["start"]) if nodes or job.get("nodes") is None else 0
+    ended = _seconds(times.get("end"))
     attempt = Attempt(
         job_id=job_id,
-        name=record.get("JobName", "") or job_id,
+        name=str(job.get("name") or job_id),
         submitted=submitted,
         started=started,
         ended=ended,
-        state=record.get("State", ""),
+        state=_state((job.get("state") or {}).get("current")),
         nodelist=nodelist,
         nodes=nodes,
-        gpus=_gpus(record.get("AllocTRES", "")),
-        restart=max(before.restart + 1 if before else 0, int(restarts) if restarts.isdecimal() else 0),
-        eligible=_seconds(record.get("Eligible", ""), submitted),
+        gpus=_gpus((job.get("tres") or {}).get("allocated") or ()),
+        restart=max(before.restart + 1 if before else 0, int(_plain(job.get("restart_cnt")))),
+        eligible=_seconds(times.get("eligible")),
         cluster=cluster,
-        team=next((text for name in ("Account", "User") if (text := record.get(name, "")) not in _NOTHING), ""),
+        team=str(job.get("account") or job.get("user") or (job.get("association") or {}).get("user") or ""),
         latest=started,
-        leader=het[0] if (het := record.get("JobID", "").partition("+"))[1] else job_id,
+        leader=str(_plain((job.get("het") or {}).get("job_id")) or job_id),
     )
     if not attempt.submitted:
         raise ValueError(f"job {job_id} has no time of submission")
@@ -177,86 +188,34 @@ def _take(record: dict[str, str], latest: _Seen, found: list[Attempt]) -> None:
             )  # fmt: skip
         mine.state, mine.ended, mine.latest, mine.resized = attempt.state, ended, started, mine.started != started
     latest[cluster, job_id, submitted] = latest[cluster, job_id, 0] = mine
+    return mine
 
 
-def _seconds(text: str, after: int = 0) -> int:
-    """Seconds since 1970 (JSON, ``SLURM_TIME_FORMAT=%s``), or this machine's local time; 0 for what has not been yet.
-    Of an hour that comes twice in autumn it is the first that is not before ``after``."""
-    if text in _NOTHING:
+def _take_step(step: dict[str, Any], attempt: Attempt) -> None:
+    """The first one of `srun` names the attempt, and until there is one the batch script says when it began."""
+    name, started = _step(step["step"]["id"]), _seconds(step["time"]["start"])
+    if not attempt.step and name != "extern":
+        attempt.step_started = started
+        attempt.step = number if (number := name.partition("+")[0]).isdecimal() else ""  # 0+1: of a het job
+
+
+def _seconds(value: Any) -> int:
+    """Seconds since 1970; 0 for what has not been yet."""
+    seconds = int(_plain(value))
+    if seconds in _NO_TIME:
         return 0
-    if text.isdecimal():
-        seconds = int(text)
-    else:
-        local = datetime.fromisoformat(text)
-        seconds = int(local.timestamp())
-        seconds = seconds if seconds >= after else int(local.replace(fold=1).timestamp())
-    if not 0 <= seconds < 1 << 32:
-        raise ValueError(f"{text!r} is no time")
+    if not 0 < seconds < 1 << 32:
+        raise ValueError(f"{seconds} is no time")
     return seconds
 
 
-def _gpus(tres: str) -> int:
-    """All GPUs of ``billing=2,gres/gpu=16,gres/gpu:h100=16``; 0 where the site does not account for them."""
-    held = dict(part.partition("=")[::2] for part in tres.split(",")) if tres not in _NOTHING else {}
-    typed = [count for name, count in held.items() if name.startswith("gres/gpu:")]
-    gpus = int(held["gres/gpu"]) if "gres/gpu" in held else sum(map(int, typed))
+def _gpus(allocated: Iterable[dict[str, Any]]) -> int:
+    """All GPUs, which Slurm may name by type, too; 0 where the site does not account for them."""
+    held = {str(one.get("name") or ""): int(_plain(one.get("count"))) for one in allocated if one["type"] == "gres"}
+    gpus = held["gpu"] if "gpu" in held else sum(count for name, count in held.items() if name.startswith("gpu:"))
     if not 0 <= gpus < 1 << 24:
         raise ValueError(f"{gpus} GPUs are none")
     return gpus
-
-
-def _rows(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
-    """The records of a table."""
-    lines = [line.removesuffix("\r") for line in text.decode("utf-8-sig", "replace").split("\n")]
-    columns = lines[0].split("|")
-    if missing := [name for name in ("JobIDRaw", "Submit", "Start") if name not in columns]:
-        raise DataError(f"this is no output of sacct with the column {missing[0]}", hint=_HINT)
-    name = columns.index("JobName") if "JobName" in columns else -1
-    for number, line in enumerate(lines[1:], start=2):
-        parts = line.split("|")
-        more = len(parts) - len(columns)
-        if name >= 0 and more > 0:  # Slurm lets a job's name have the separator in it
-            parts[name : name + more + 1] = ["|".join(parts[name : name + more + 1])]
-        if line and parts != columns:
-            yield f"line {number}", dict(zip(columns, parts, strict=True)) if len(parts) == len(columns) else {}
-
-
-def _records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
-    try:
-        jobs = json_as(text, dict[str, Any]).get("jobs")
-    except ValueError as exc:
-        raise DataError(f"this is no output of sacct --json: {exc}", hint=_HINT) from None
-    for number, job in enumerate(jobs if isinstance(jobs, list) else [], start=1):
-        try:
-            record = {
-                "JobIDRaw": str(_plain(job["job_id"])),
-                "JobID": f"{het}+" if (het := _plain((job.get("het") or {}).get("job_id"))) else "",
-                "JobName": str(job.get("name") or ""),
-                "Cluster": str(job.get("cluster") or ""),
-                "Account": str(job.get("account") or ""),
-                "User": str(job.get("user") or (job.get("association") or {}).get("user") or ""),
-                "Restarts": str(_plain(job.get("restart_cnt"))),
-                "Eligible": str(_plain(job["time"].get("eligible"))),
-                "Submit": str(_plain(job["time"]["submission"])),
-                "Start": str(_plain(job["time"]["start"])),
-                "End": str(_plain(job["time"].get("end"))),
-                "State": _state((job.get("state") or {}).get("current")),
-                "NodeList": str(job.get("nodes") or ""),
-                "AllocTRES": ",".join(_tres(one) for one in (job.get("tres") or {}).get("allocated") or ()),
-            }
-            if job.get("nodes") is None:
-                del record["NodeList"]
-            steps = list(job.get("steps") or ())
-        except (KeyError, TypeError, AttributeError):
-            record, steps = {}, []
-        yield f"job {number}", record
-        for step in steps:
-            about = {}
-            with suppress(KeyError, TypeError, AttributeError):
-                step_id = _step(step["step"]["id"])
-                about = {"JobIDRaw": f"{record['JobIDRaw']}.{step_id}", "Start": str(_plain(step["time"]["start"]))}
-                about["Cluster"] = record["Cluster"]
-            yield f"job {number}", about
 
 
 def _plain(value: Any) -> Any:
@@ -275,8 +234,3 @@ def _state(value: Any) -> str:
 def _step(value: Any) -> str:
     """``batch``; newer versions: ``1.batch``, or an object."""
     return str(_plain(value["step_id"]) if isinstance(value, dict) else value).rpartition(".")[2]
-
-
-def _tres(one: dict[str, Any]) -> str:
-    kind, name, count = one["type"], one.get("name"), _plain(one.get("count"))
-    return f"{kind}/{name}={count}" if name else f"{kind}={count}"
