@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from bench.page import detail, model, overview
 from bench.page.reports import ROOT, SCENARIOS, load
+from bootseer.errors import BootseerError
 
 BETWEEN = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
 
@@ -24,12 +26,19 @@ def pages() -> dict[str, str]:
     return made
 
 
-def main() -> None:
-    """Write them."""
+def main() -> int:
+    """Write them, and what the model says of large jobs, which takes half a minute."""
     (ROOT / "docs/benchmarks").mkdir(exist_ok=True)
-    for path, text in pages().items():
+    try:
+        made = pages()
+    except BootseerError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        return exc.exit_code
+    for path, text in made.items():
         (ROOT / path).write_text(text)
+    (ROOT / model.PAGE).write_text(model.shown(made[model.PAGE]))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

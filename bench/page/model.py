@@ -3,30 +3,36 @@ well its model foretells the other runs of the cluster, a part of its page."""
 
 from __future__ import annotations
 
+import io
 import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
+from rich.console import Console
 
 from bench.cluster.site import DATANODES
 from bench.common.report import Report, Run
 from bench.page.reports import good
 from bootseer.launch.turn import TURN_SECONDS
-from bootseer.profile.sim.measured import Job, Measured, from_registry, site_of, ways
-from bootseer.profile.sim.model import simulate
-from bootseer.profile.sim.sweep import ASSUMED
+from bootseer.profile.sim.measured import Job, Measured, from_registry, site_of, spread_of, ways
+from bootseer.profile.sim.measured import jobs as jobs_as_shipped
+from bootseer.profile.sim.model import Site, simulate
+from bootseer.profile.sim.sweep import ASSUMED, DEFAULT, render, sweep
 
 TABLE = "src/bootseer/profile/sim/measured.json"
 PAGE = "docs/howto/simulate.md"
 _BETWEEN = re.compile(r"(?<=<!-- model -->\n).*?(?=<!-- end of model -->)", re.DOTALL)
+_SHOWN = re.compile(r"(?<=<!-- sizes -->\n).*?(?=<!-- end of sizes -->)", re.DOTALL)
 _HEAD = """
 | nodes | Mbit/s | from | part | measured, s | model, s | off | within 10 % |
 |---|---|---|---|---|---|---|---|
 """
 STAGES = ("image", "env", "init")
 WITHIN = 0.1
+SHOWN = (64, 512, 10_000)
+"""Sizes of the page's example, whose table has the largest one."""
 
 
 def jobs(reports: dict[str, Report]) -> dict[str, Job]:
@@ -131,6 +137,17 @@ def compared(job: Job) -> list[tuple[Measured, str, float, float]]:
         pairs |= {stage: (seconds, max(made.stages[stage])) for stage, seconds in one.stages.items()}
         found += [(one, part, measured, model) for part, (measured, model) in pairs.items()]
     return found
+
+
+def shown(text: str) -> str:
+    """The page with the table of its example anew, by the file as it is."""
+    job = jobs_as_shipped()[DEFAULT]
+    found = sweep(ways(job).values(), Site(), SHOWN, about="", spread=spread_of(job))
+    out = io.StringIO()
+    Console(file=out, width=1000).print(render(found))
+    told = re.findall(f"^ nodes  way .*|^{SHOWN[-1]:,}  .*|^replicas .*|^a cache .*", out.getvalue(), re.MULTILINE)
+    lines = "\n".join(line.rstrip() for line in told)
+    return _SHOWN.sub(lambda _: f"```text\n{lines}\n```\n", text)
 
 
 def page(text: str, reports: dict[str, Report]) -> str:

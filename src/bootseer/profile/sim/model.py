@@ -1,8 +1,10 @@
 """Discrete events of one start on many nodes: who waits for which link, and when each node is ready.
 
 Pure and deterministic: the same way, site and seed give the same outcome. What it assumes: `sweep.ASSUMED`.
-A link serves pieces in the order in which they were asked for, at its rate; a node asks for a few at a time. What lies
-in HDFS has its replicas on DataNodes that the seed draws."""
+A link serves pieces in the order in which they were asked for, at its rate; a node asks for a few at a time. What a
+stage waits for has the link of its node first: what is fetched ahead holds nothing up but the end, for which all must
+be there. (If it did, servers that are busier, and hold back what is fetched ahead, would make a start faster.) What
+lies in HDFS has its replicas on DataNodes that the seed draws, whatever the number of nodes."""
 
 from __future__ import annotations
 
@@ -121,6 +123,7 @@ class _Servers:
 
     def __init__(self, site: Site, nodes: int, rng: random.Random) -> None:
         self._site, self._rng = site, rng
+        self._placed = random.Random(site.seed)
         scarce = nodes * site.node_mbit > site.datanodes * site.datanode_mbit
         self._sent = 1.0 + site.repeats if scarce else 1.0
         self.kinds = {
@@ -139,11 +142,12 @@ class _Servers:
         if stage.source == "registry":
             return self._pull(now, node, stage, start, size)
         stripes = self._site.stripes if stage.source == "stripes" else 1
-        block = (stage.name, round(start / size) % stripes, int(start // (stripes * _BLOCK)))
+        stripe = (round(start / size) + node) % stripes  # coarse pieces, too, load all stripes alike
+        block = (stage.name, stripe, int(start // (stripes * _BLOCK)))
         if (links := self._replicas.get(block)) is None:
             count = self._site.hot_replicas if stage.source == "hot" else self._site.replicas
             every = self.kinds["datanodes"]
-            links = self._replicas[block] = self._rng.sample(every, min(count, len(every)))
+            links = self._replicas[block] = self._placed.sample(every, min(count, len(every)))
         many = 1 if stage.source == "file" else _LOOKED_AT
         best = links[0]
         if len(links) > many:
@@ -196,7 +200,7 @@ class _Start:
         for node in range(len(self._ready)):
             self._env.process(self._node(node))
         self._env.run()
-        last = max(self._ready)
+        last = max(self._ready) or 1.0
         kinds = {**self._servers.kinds, "nodes": self._links}
         return Outcome(
             ready=self._ready,
@@ -228,6 +232,8 @@ class _Start:
         else:
             yield from self._stream(node, last)
         yield from later
+        if (rest := self._links[node].free - self._env.now) > 0:
+            yield self._env.timeout(rest)
         if beside:
             yield beside
         rest = 0.0 if beside else max(0.0, began + self._way.beside * slow - self._env.now)
@@ -242,16 +248,17 @@ class _Start:
     def _stream(self, node: int, stage: Stage) -> Events:
         if not stage.size or not stage.source:
             return
-        piece = max(_FINEST, stage.size / self._pieces)
-        asked, start = deque[tuple[float, float]](), 0.0
-        while start < stage.size or asked:
-            if start < stage.size and len(asked) < _AT_ONCE[stage.source]:
-                size = min(piece, stage.size - start)
-                given = self._servers.give(self._env.now, node, stage, start, size)
-                asked.append((max(given, self._links[node].carry(self._env.now, size)), size))
-                start += size
+        count = max(1, min(self._pieces, int(stage.size / _FINEST)))
+        size, number = stage.size / count, 0
+        asked, link = deque[float](), _Link(self._site.node_mbit)
+        while number < count or asked:
+            if number < count and len(asked) < _AT_ONCE[stage.source]:
+                given = self._servers.give(self._env.now, node, stage, number * size, size)
+                self._links[node].carry(self._env.now, size)
+                asked.append(max(given, link.carry(self._env.now, size)))
+                number += 1
                 continue
-            done, size = asked.popleft()
+            done = asked.popleft()
             work = size * stage.pace * self._slow[node]
             if self._cores is None:
                 done, work = max(done, self._env.now) + work, 0.0
