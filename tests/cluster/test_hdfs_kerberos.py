@@ -202,6 +202,30 @@ def test_root_has_the_rights_of_the_login_it_was_given(cluster):
         assert other.login == "ticket of hdfs@BOOT.TEST"
 
 
+def test_tickets_that_somebody_else_put_where_ours_are_looked_for_are_nobodys(cluster, tmp_path):
+    """Red before: root's service was whoever had been quicker to make /tmp/krb5cc_0, and its files were that user's."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    krb5 = (cluster.realm.folder / "krb5.conf").read_text()
+    (tmp_path / "krb5.conf").write_text(
+        krb5.replace("[realms]", f" default_ccache_name = FILE:{shared}/krb5cc_%{{uid}}\n[realms]")
+    )
+    planted = shared / f"krb5cc_{os.getuid()}"
+    planted.write_bytes(cluster.realm.ticket("bob", cache="planted").read_bytes())
+    os.chown(planted, 65534, 65534)
+    planted.chmod(0o644)
+    with cluster.realm.login("alice", KRB5_CONFIG=str(tmp_path / "krb5.conf")):
+        del os.environ["KRB5CCNAME"]
+        failing(cluster, PrivilegeError, f"the tickets in FILE:{planted} belong to user 65534.*KRB5CCNAME")
+        os.environ["KRB5CCNAME"] = f"FILE:{planted}"  # named: they are meant
+        assert NameNode.connect(cluster.url).way() == "ticket of bob@BOOT.TEST"
+        del os.environ["KRB5CCNAME"]
+        planted.chmod(0o600)
+        os.chown(planted, 0, 0)
+        assert NameNode.connect(cluster.url).way() == "ticket of bob@BOOT.TEST"
+
+
 def failing(cluster: HadoopCluster, kind: type[BootseerError], said: str, url: str = "") -> str:
     """A first call fails soon, with one line."""
     began = time.monotonic()

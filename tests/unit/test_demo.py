@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bootseer.demo import image, ingredients, site, starts, workplace
-from bootseer.errors import BootseerError, ConfigError
+from bootseer.config import Config
+from bootseer.demo import image, ingredients, programs, site, starts, workplace
+from bootseer.env import cachekey
+from bootseer.errors import BootseerError, ConfigError, UnsupportedError
 from bootseer.kernel.fuse import ROOT, Context
 from support.trees import differences
 from support.waits import until
@@ -40,6 +44,31 @@ def test_a_link_that_was_idle_gives_no_credit() -> None:
     began = time.monotonic()
     link.carry(100_000)
     assert time.monotonic() - began >= 0.09
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda work: programs.run([*programs.BOOTSEER, "--version"]),
+        lambda work: image.pip(work),
+        lambda work: image.compile_bytecode(image.PYTHON, work, "/x"),
+        lambda work: cachekey.imported([sys.executable, "x.py"], {}, Config()),
+    ],
+    ids=["bootseer", "pip", "compileall", "facts"],
+)
+def test_what_lies_in_the_working_folder_is_no_module_of_ours(
+    run: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: root that stood in /tmp ran a neighbour's pip.py."""
+    hostile, work = tmp_path / "hostile", tmp_path / "work"
+    hostile.mkdir()
+    work.mkdir()
+    for name in ("bootseer", "pip", "venv", "compileall", "csv", "msgspec"):
+        (hostile / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'x')\n")
+    monkeypatch.chdir(hostile)
+    with contextlib.suppress(UnsupportedError):  # of a Python without pip
+        run(work)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_shared_folder_counts_what_is_there_and_no_more(tmp_path: Path) -> None:

@@ -33,14 +33,14 @@ Say = Callable[[str], None]
 def pip(work: Path) -> list[str]:
     """A pip to download with: this environment's, else one in a new environment below ``work``."""
     try:
-        run([sys.executable, "-m", "pip", "--version"])
+        run([sys.executable, "-P", "-m", "pip", "--version"])
     except BootseerError:
         try:
-            run([PYTHON, "-m", "venv", str(work / "pip")])
+            run([PYTHON, "-P", "-m", "venv", str(work / "pip")])
         except BootseerError:
             raise UnsupportedError("this Python has no pip", hint="apt-get install python3-venv") from None
-        return [str(work / "pip/bin/python"), "-m", "pip"]
-    return [sys.executable, "-m", "pip"]
+        return [str(work / "pip/bin/python"), "-P", "-m", "pip"]
+    return [sys.executable, "-P", "-m", "pip"]
 
 
 def fetch(pip: Sequence[str], verb: str, requirements: Path, *more: str) -> None:
@@ -62,7 +62,8 @@ def install(pip: Sequence[str], folder: Path, requirements: Path, seen_as: str, 
 def compile_bytecode(python: str, folder: Path, seen_as: str) -> None:
     """Compile every module below ``folder`` as pip does at installation; the container sees it at ``seen_as``."""
     # exit code 1: some files do not compile (templates, code for other Pythons); pip leaves those out silently as well
-    run([python, "-m", "compileall", "-q", "-j", "0", "-s", str(folder), "-p", seen_as, str(folder)], accept=(0, 1))
+    options = ["-q", "-j", "0", "-s", str(folder), "-p", seen_as]
+    run([python, "-P", "-m", "compileall", *options, str(folder)], accept=(0, 1))
 
 
 def build(layout: Path, work: Path, say: Say) -> Path:

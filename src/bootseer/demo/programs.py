@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.errors import BootseerError, UnsupportedError
 
-BOOTSEER = (sys.executable, "-m", "bootseer.cli.main")
+BOOTSEER = (sys.executable, "-P", "-m", "bootseer.cli.main")
+"""-P: else it would import what lies in the working folder, as in all that is run here by ``-m``."""
 _STOP_SECONDS = 60.0
 WITH_US = ("setpriv", "--pdeathsig", "TERM", "--")
 """Begins a command line whose program is ended by the kernel when this process is."""

@@ -5,6 +5,7 @@ paths of one start are no facts."""
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,8 +51,9 @@ def imported(command: Sequence[str], environ: Mapping[str, str], config: Config)
     with contextlib.suppress(ConfigError, OSError, subprocess.SubprocessError):
         if python := key.find_python(spec):
             about = key.describe(python, config)
-            done = subprocess.run(
-                [python, "-c", _ASK], capture_output=True, text=True, timeout=30, env=dict(environ), check=False
+            command = [os.path.abspath(python), "-c", _ASK]
+            done = subprocess.run(  # not in the working folder, which -c imports from
+                command, cwd="/", capture_output=True, text=True, timeout=30, env=dict(environ), check=False
             )
             return [f"{about.implementation} {about.version}", *done.stdout.splitlines()]
     return []

@@ -19,7 +19,7 @@ from ctypes import POINTER, byref, c_int, c_size_t, c_uint32, c_void_p
 
 from bootseer.errors import BootseerError, ConfigError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.hdfs.deadline import Workers
-from bootseer.hdfs.sasl.login import QOPS, LoginFailed, default_tickets, opened
+from bootseer.hdfs.sasl.login import QOPS, LoginFailed, check_own, default_tickets, opened
 
 KDC = 4.0
 """Seconds for which a KDC is waited for."""
@@ -218,6 +218,8 @@ class Kerberos:
         # of this thread, which ends with the call; the library by itself chooses among the tickets of a collection
         if self._tickets and self._tickets != default_tickets():
             _call("krb5_ccache_name", os.fsencode(self._tickets), None)
+        else:
+            check_own(self._tickets)
         try:
             status = _call(
                 *("init_sec_context", None, byref(self._context), self._name, byref(_oid(_KRB5)), _FLAGS, 0),

@@ -9,6 +9,8 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from bootseer.errors import BootseerError, ConfigError, PrivilegeError
 from bootseer.hdfs import nameservice
+from bootseer.kernel import mount as mounts
+from bootseer.kernel.links import believed
 
 QOPS = ("auth", "auth-int", "auth-conf")
 """Qualities of protection, the cheapest first: who it is; that nobody changed the bytes; that nobody reads them."""
@@ -70,6 +72,23 @@ def default_tickets() -> str:
         return os.fsdecode(lib.krb5_cc_default_name(context) or b"")
     finally:
         lib.krb5_free_context(context)
+
+
+def check_own(tickets: str) -> None:
+    """Raise `LoginFailed` for the `default_tickets` where somebody else was quicker to make them, in a folder in which
+    all may make files: as whoever that is, this process would write files that are theirs. A file that is mounted there
+    root has put there."""
+    kind, _, path = tickets.partition(":") if ":" in tickets else ("FILE", "", tickets)
+    path = path.lstrip(":")
+    try:
+        made, folder = os.lstat(path).st_uid, os.stat(os.path.dirname(path))
+    except OSError:  # the library says what is wrong
+        return
+    if kind not in ("FILE", "DIR") or folder.st_mode & 0o1002 != 0o1002 or made == folder.st_uid:
+        return
+    if not believed(made) and not mounts.is_mounted(path):
+        hint = "have them or root remove these, then kinit; KRB5CCNAME names others"
+        raise LoginFailed(f"the tickets in {tickets} belong to user {made}", hint, passing=True)
 
 
 class Seal(Protocol):
