@@ -639,7 +639,7 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
     told = cli(node, "env inspect", new, "--against", old).stdout
     assert "+ 0/more" in told
     assert "~ 0/made" in told
-    assert msgspec.json.decode(cli(node, "env inspect", new, "--files", "--json").stdout)["key"] == new
+    assert msgspec.json.decode(cli(node, "env inspect", new, "--json").stdout)["key"] == new
     shown = cli(node, "store ls").stdout.splitlines()
     rows = [line for line in shown if line.strip()[:12] in (old[:12], new[:12])]
     assert len(rows) == 2

@@ -19,7 +19,6 @@ from bootseer.cli._shared import (
     mistake,
     open_shared,
     print_json,
-    print_table,
     settings,
     time_text,
 )
@@ -232,7 +231,6 @@ def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:
 
 def inspect(
     key: Key,
-    files: Annotated[bool, typer.Option("--files", help="List its files too")] = False,
     against: Annotated[
         str, typer.Option("--against", metavar="KEY", help="Say in which inputs and files the snapshot KEY differs")
     ] = "",
@@ -240,7 +238,7 @@ def inspect(
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show a snapshot: who made it, from what, and on request what is in it. --json prints the whole manifest.
+    """Show a snapshot: who made it, and from what. --json prints the whole manifest.
 
     With --verify the exit code is 65 when it is damaged. A good one that was in quarantine on this node is used again.
     """
@@ -248,7 +246,7 @@ def inspect(
 
     from bootseer.env import snapshots
 
-    if against and (files or verify):
+    if against and verify:
         raise typer.BadParameter("--against is alone")
     shared = open_shared(store)
     found = snapshots.load(shared, key)
@@ -256,10 +254,8 @@ def inspect(
         _compare(shared, found, snapshots.load(shared, against), as_json)
         return
     count = _verify(shared, found) if verify else 0
-    entries = [[e.kind, oct(e.mode), e.size, e.path] for e in snapshots.entries(shared, found)] if files else []
     if as_json:
-        more = ({"files": entries} if files else {}) | ({"ok": True} if verify else {})
-        print_json(msgspec.to_builtins(found) | more)
+        print_json(msgspec.to_builtins(found) | ({"ok": True} if verify else {}))
         return
     made = f"{time_text(found.created)} by {found.node} in {found.seconds:.1f} s"
     typer.echo(f"snapshot {found.name}\n  made     {made}")
@@ -268,9 +264,6 @@ def inspect(
     typer.echo(f"  size     {size_text(found.size)} in {found.entries} entries, {size_text(found.stored)} stored")
     if verify:
         typer.echo(f"  checked  all {count} entries are good")
-    if files:
-        rows = [(str(kind), str(mode), str(size), str(path)) for kind, mode, size, path in entries]
-        print_table("", ("kind", "mode", "size", "path"), rows, left=("kind", "path"))
 
 
 def _compare(shared: Store, new: SnapshotManifest, old: SnapshotManifest, as_json: bool) -> None:
