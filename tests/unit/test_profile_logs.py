@@ -468,7 +468,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "timeless.log").write_text("> initializing torch distributed ...\n")
     made = tmp_path / "llm.jsonl"
     inputs = ["--log", tmp_path / "n1.log", "--log", tmp_path / "n2.log"]
-    done = profile("import", *inputs, "--utc", "--job", "llm", "--gpus", 8, "-o", made)
+    done = profile("import", *inputs, "--job", "llm", "--gpus", 8, "-o", made)
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)
     assert "2 lines that are known carry no time" in done.stderr
     report = json.loads(profile("show", made, "--json").stdout)
@@ -498,7 +498,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     done = profile("import", "--log", wide, "--gpus", 8)
     assert {span.node for span in events.parse(done.stdout.encode().splitlines()).spans} == {"wide-0", "wide-1"}
     assert "wide with 16 ranks: taken as nodes of 8 ranks" in done.stderr
-    done = profile("import", "--log", "-", "--utc", "--node", "x", given=MEGATRON)
+    done = profile("import", "--log", "-", "--node", "x", given=MEGATRON)
     assert events.parse(done.stdout.encode().splitlines(keepends=True)).spans[0].node == "x"
     assert profile("import").returncode == 2
     assert profile("import", *inputs, "--sacct", "-").returncode == 2

@@ -54,7 +54,6 @@ def import_(
     patterns: Annotated[
         Path | None, typer.Option("--patterns", metavar="FILE", help="Patterns instead of ours")
     ] = None,
-    utc: Annotated[bool, typer.Option("--utc", help="Times of logs that name no zone are UTC, not local time")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Events file to write; - is stdout")] = Path("-"),
 ) -> None:
     """Write events of what others know of a start: its logs, Slurm's accounting (queue, alloc), or Kubernetes' pods
@@ -81,7 +80,7 @@ def import_(
         lines = pods.events(_text(kubernetes), job)
     else:
         lines = _of_logs(
-            logs or [], known(patterns), node, utc=utc, job=job, attempt=attempt, gpus=gpus,
+            logs or [], known(patterns), node, job=job, attempt=attempt, gpus=gpus,
             ranks_per_node=ranks_per_node or gpus,
         )  # fmt: skip
     write_out(lines, output)
@@ -114,16 +113,13 @@ def _opened(file: Path) -> AbstractContextManager[IO[bytes]]:
 
 
 def _of_logs(
-    files: Sequence[Path], known: Sequence[Pattern], node: str, *, utc: bool, job: str, attempt: str, gpus: int,
+    files: Sequence[Path], known: Sequence[Pattern], node: str, *, job: str, attempt: str, gpus: int,
     ranks_per_node: int,
 ) -> Iterator[bytes]:  # fmt: skip
-    from datetime import UTC
-
     import msgspec
 
     from bootseer.profile.logs import Source, extract
 
-    zone = UTC if utc else None
     sources = []
     for file, name in zip(files, _names(files), strict=True):
         path = str(file.absolute())
@@ -137,7 +133,7 @@ def _of_logs(
             )
         )  # fmt: skip
     found = extract(
-        sources, known, job=job or sources[0].node, attempt=attempt, gpus=gpus, ranks_per_node=ranks_per_node, zone=zone
+        sources, known, job=job or sources[0].node, attempt=attempt, gpus=gpus, ranks_per_node=ranks_per_node
     )
     hint = "have each line begin with its time: kubectl logs --timestamps, or the program's own log format"
     if not found.events:
