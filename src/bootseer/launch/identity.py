@@ -43,7 +43,6 @@ class Identity(msgspec.Struct, frozen=True):
             "BOOTSEER_NODE": self.node,
             "BOOTSEER_NODE_RANK": str(self.rank),
             "BOOTSEER_GPUS": str(gpus),
-            "BOOTSEER_RESTARTS": str(self.restarts),
         }
 
 
