@@ -149,6 +149,14 @@ def test_a_small_file_is_opened_once(site: Site, monkeypatch: pytest.MonkeyPatch
     assert sum(count > 1 for count in of_files.values()) <= 5  # those of several blocks: a-big, again, middle, ...
 
 
+def test_ranges_are_long_as_nobody_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, real = list[object](), StoreSource.pieces
+    monkeypatch.setattr("bootseer.blocks.fetch.queue._HOT_BYTES", 1)
+    monkeypatch.setattr(StoreSource, "pieces", lambda *given: asked.append(given) or real(*given))
+    extract(site.store, site.digest, site.folder / "plain")
+    assert len(asked) <= 3
+
+
 def test_into_a_folder_with_things_in_it(site: Site) -> None:
     (site.folder / "plain").mkdir()
     (site.folder / "plain" / "mine").touch()

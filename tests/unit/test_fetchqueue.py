@@ -160,6 +160,9 @@ def test_hot_requests_are_bounded() -> None:
     rig = Rig()
     rig.queue.hot(list(range(10)))
     assert [blocks(rig.queue.take_hot()) for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    rig.queue.waited = False
+    rig.queue.hot(list(range(10, 20)))
+    assert [blocks(rig.queue.take_hot()) for _ in range(2)] == [[*range(10, 18)], [18, 19]]
 
 
 def test_a_reader_promotes_a_queued_hot_block() -> None:

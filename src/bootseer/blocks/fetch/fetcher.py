@@ -143,9 +143,11 @@ class Fetcher:
             raise error
         return memory
 
-    def hot(self, order: Sequence[int]) -> None:
-        """Fetch these blocks after the hot stream, in this order; from now on a miss fetches only what it needs."""
+    def hot(self, order: Sequence[int], *, waited: bool = True) -> None:
+        """Fetch these blocks after the hot stream, in this order; from now on a miss fetches only what it needs. Not
+        ``waited``: no reader is there, so ranges are as long as those of the fill."""
         with self._lock:
+            self._queue.waited = waited
             self._order.hot(order)
             self._work_came.notify_all()
 

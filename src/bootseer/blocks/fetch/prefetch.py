@@ -102,7 +102,7 @@ def fetch_all(
     try:
         if here is not None:
             fetcher.known_here(here)
-        fetcher.hot(wanted)
+        fetcher.hot(wanted, waited=False)
         seen, since = -1, time.monotonic()
         while not fetcher.wait(_LOOK) and not fetcher.full:
             count = sum(cache.ready[block] for block in wanted)

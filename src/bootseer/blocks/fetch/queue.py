@@ -88,6 +88,8 @@ class FetchQueue:
         self._demand: dict[int, float] = {}
         """Block -> time from which on it may be asked for."""
         self._hot: deque[list[int]] = deque()
+        self.waited = True
+        """Whether readers may wait for blocks of the hot list."""
         self._background = False
         self._prefetches = True
         self._cursor = 0
@@ -149,6 +151,7 @@ class FetchQueue:
     def hot(self, order: Sequence[int]) -> None:
         """Replace the hot list by blocks in the order in which they will be touched; not after `stop_prefetch`.
         Neighbours are merged in one request when their turn comes within the next few requests anyway."""
+        most = _HOT_BYTES if self.waited else _FILL_BYTES
         rank = {block: index for index, block in enumerate(order) if self._map.lengths[block]}
         planned: set[int] = set()
         self._hot.clear()
@@ -160,7 +163,7 @@ class FetchQueue:
                 continue
 
             def fits(at: int, size: int, limit: int = index + near) -> bool:
-                return at not in planned and rank.get(at, limit) < limit and size <= _HOT_BYTES
+                return at not in planned and rank.get(at, limit) < limit and size <= most
 
             after = self._grow(block, 1, fits)
             run = [block, *after]
