@@ -35,6 +35,7 @@ from bootseer.chunks import hashing
 from bootseer.demo import workplace
 from bootseer.demo.programs import WITH_US, finish
 from bootseer.errors import BootseerError
+from bootseer.folders import spread
 from bootseer.image.record import ImageRecord
 from bootseer.objects import open_store
 
@@ -71,6 +72,8 @@ class Bench:
         self.record_file = work / "record.json"
         self.full: LocalTree | None = None
         self.digest = ""
+        self._places = 0
+        spread(work)
 
     def run(self) -> None:
         """Convert and record what the variants need, then the rounds, then the readings."""
@@ -321,8 +324,10 @@ class Bench:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[Path]:
-        """An empty folder for one run, deleted at its end with everything that a run that failed left there."""
-        place = self.work / "place"
+        """An empty folder for one run, deleted at its end with everything that a run that failed left there. It lies
+        elsewhere on the disk than the one before, whose files were just deleted: a new node has none such."""
+        self._places += 1
+        place = self.work / f"place{self._places}"
         place.mkdir()
         try:
             yield place

@@ -149,6 +149,32 @@ def test_a_small_file_is_opened_once(site: Site, monkeypatch: pytest.MonkeyPatch
     assert sum(count > 1 for count in of_files.values()) <= 5  # those of several blocks: a-big, again, middle, ...
 
 
+def test_files_are_made_one_after_another(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ext4 locks the folder for each: four threads took twice the processor time of one. And where many files were
+    just deleted it looks at each of these first, so the folder lies elsewhere."""
+    at_work, most, spread, real = 0, 0, list[Path](), os.open
+    names = list[bytes]()
+
+    def slow(path: Any, flags: int, *args: Any, **more: Any) -> int:
+        nonlocal at_work, most
+        if not flags & os.O_CREAT or b".bootseer-extract-" not in os.fsencode(path):
+            return real(path, flags, *args, **more)
+        names.append(os.fsencode(path))
+        at_work += 1
+        most = max(most, at_work)
+        time.sleep(0.005)
+        at_work -= 1
+        return real(path, flags, *args, **more)
+
+    monkeypatch.setattr("bootseer.blocks.extract.tree.spread", spread.append)
+    monkeypatch.setattr(os, "open", slow)
+    extract(site.store, site.digest, site.folder / "plain")
+    files = [name for name in names if name[-1:].isdigit()]
+    assert most == 1
+    assert len(files) == len(set(files)) > 50
+    assert all(spread[0] in Path(os.fsdecode(name)).parent.parents for name in files)
+
+
 def test_ranges_are_long_as_nobody_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, real = list[object](), StoreSource.pieces
     monkeypatch.setattr("bootseer.blocks.fetch.queue._HOT_BYTES", 1)

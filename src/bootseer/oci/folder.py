@@ -18,6 +18,7 @@ from bootseer import faults
 from bootseer.closing import descriptor
 from bootseer.erofs import Buffer, Hole, Node, Tree
 from bootseer.errors import PrivilegeError, doing
+from bootseer.folders import spread
 from bootseer.oci import tar
 from bootseer.oci.image import Image, past_mirrors
 from bootseer.oci.layers import LayeredTree
@@ -57,6 +58,8 @@ class FolderTree(Tree):
     def __init__(self, work: str) -> None:
         super().__init__()
         self._work = os.fsencode(work)
+        spread(Path(work))
+        os.mkdir(b"%s/files" % self._work)
         self._places: dict[Node, bytes] = {}
         """Where a file is now, and so whatever has several names in the tree."""
         self._linked: set[Node] = set()
@@ -78,7 +81,7 @@ class FolderTree(Tree):
             _set_attributes(fd, node)
 
     def _new_place(self, node: Node) -> bytes:
-        place = self._places[node] = b"%s/%d" % (self._work, len(self._places))
+        place = self._places[node] = b"%s/files/%d" % (self._work, len(self._places))
         return place
 
     def finish(self, root: Path) -> None:

@@ -32,6 +32,7 @@ from bootseer.chunks.hashing import Buffer
 from bootseer.closing import descriptor
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import BootseerError, DataError, FullError, doing, from_os_error
+from bootseer.folders import spread
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store, uses
 
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 _WRITE_SECONDS = 30.0
 """What is being written when an extraction ends may take so long."""
-_FEW = 4
-"""Threads that write parts of more files take turns: beside each other they do little but wait for the interpreter."""
 _SHARED, _SHARED_FREE = 8, 16 << 20
 """Files may share data (mkfs.erofs stores equal chunks once), but what they have in all is at most so many times the
 data, and some: 300 files over the same 4 MiB wrote 1.2 GB from a store of 4 MB."""
@@ -75,7 +74,9 @@ def extract(
         if most is not None and tree.map.size > most:
             raise DataError(f"tree {digest[:12]} has more than {most >> 20} MiB")
         traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
-        site = Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, work)
+        spread(work)
+        (files := work / "files").mkdir()
+        site = Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, files)
         site.prepare()
         wanted = site.order(merge(traces, tree.map))
         if (free := shutil.disk_usage(dest).free) < (need := sum(map(tree.map.length_of, wanted))):
@@ -144,6 +145,7 @@ class Extraction:
         self._shares: Shares[_File] = Shares(blocks.shift)
         self._attributes = Attributes(reader, self._dest)
         self._turn = threading.Lock()
+        """Of who makes files: beside each other threads spend most of their time at the lock of the folder."""
         self._cond = threading.Condition()
         # Guarded by it, as is `_File.missing`:
         self._taken = bytearray(blocks.count)
@@ -230,7 +232,7 @@ class Extraction:
         """Write the bytes from ``block`` on to the files that have them; files that are whole now get their place."""
         start = block << self.map.shift
         found = list(self._shares.overlaps(start, start + len(data)))
-        with self._turn if len(found) > _FEW else contextlib.nullcontext():
+        with contextlib.nullcontext() if len(found) == 1 and found[0][0].begun else self._turn:
             self._put(start, data, found)
 
     def _put(self, start: int, data: Buffer, parts: Iterable[tuple[_File, int, int, int]]) -> None:
@@ -257,7 +259,8 @@ class Extraction:
         return os.path.join(self._dest, path) if path else self._dest
 
     def _open(self, file: _File, *, sized: bool = True) -> int:
-        fd = os.open(file.work, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        new = 0 if file.begun else os.O_CREAT  # which locks the folder, also where the file is there
+        fd = os.open(file.work, os.O_WRONLY | new | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if sized and not file.begun:
             # By two threads at worst, to the same size.
             os.ftruncate(fd, file.inode.size)
