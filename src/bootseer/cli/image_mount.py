@@ -66,7 +66,7 @@ def mount(
     if target is None:
         if store or verify_key or require_signature or privileged or rw or plain_http is not None:
             raise typer.BadParameter(
-                "without DIR the node daemon's own settings say how: name a DIR, or leave this out"
+                "only --job and --for-job go without DIR, where the node daemon's own settings say how: name a DIR"
             )
         from bootseer.node import client
 

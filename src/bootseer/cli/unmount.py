@@ -76,8 +76,10 @@ def unmount(
 ) -> None:
     """Unmount an image, an environment or a folder of a striped store; what was written on top of it is deleted.
 
-    What was in a target of env run before the first run shows again. What processes use stays, with exit code 73. With
-    --all starts, containers and pods keep what they have, and so do users of the node daemon.
+    What was in a target of env run before the first run shows again. An environment that processes use stays, with exit
+    code 73, and with --all so does any mount; starts, containers, pods and users of the node daemon then keep what they
+    have. Another DIR that is named goes from its place after five seconds, with a warning: who uses an image keeps it,
+    who uses a striped folder gets errors.
 
     Example: bootseer unmount /mnt/torch
     """
