@@ -165,8 +165,8 @@ def start(nodes: int = 4, seconds: float = 40.0) -> StartUp:
 
 def test_a_start_that_was_recorded_takes_what_it_took_and_longer_on_more_nodes() -> None:
     report = analysis.analyse(start().log())
-    found = recorded(report, Site(datanode_mbit=1000, datanodes=40))
-    assert (found.nodes, found.link_mbit) == (4, 1000.0)
+    found = recorded(report, {"datanode_mbit": 1000, "datanodes": 40})
+    assert (found.nodes, found.site.node_mbit) == (4, 1000.0)
     assert [stage.size for stage in found.way.stages] == [100 * MB, 0, 1000 * MB]
     assert found.spread[-1] > 1.3
     site = Site(node_mbit=1000, datanode_mbit=1000, datanodes=40)
@@ -174,7 +174,7 @@ def test_a_start_that_was_recorded_takes_what_it_took_and_longer_on_more_nodes()
     assert max(simulate(found.way, site, 4).ready) == pytest.approx(own[1], rel=0.05)
     assert max(simulate(found.way, site, 400).ready) > 2 * own[1]
     with pytest.raises(NotFoundError, match="no first step"):
-        recorded(msgspec.structs.replace(report, startup_seconds=None), Site())
+        recorded(msgspec.structs.replace(report, startup_seconds=None), {})
 
 
 def test_time_outside_of_any_stage_is_part_of_a_start_that_was_recorded() -> None:
@@ -183,7 +183,7 @@ def test_time_outside_of_any_stage_is_part_of_a_start_that_was_recorded() -> Non
     for node in ("n1", "n2"):
         made.span(node, "env", 0.0, 3.0)
         made.span(node, "first_step", 13.0, 18.0)
-    found = recorded(analysis.analyse(made.log()), Site())
+    found = recorded(analysis.analyse(made.log()), {})
     assert max(simulate(found.way, Site(), 64).ready) == pytest.approx(18.0)
 
 
@@ -191,7 +191,39 @@ def test_a_start_that_took_no_time_has_come_to_its_first_step() -> None:
     made = StartUp("llama")
     made.span("n1", "first_step", 0.0, 0.0)
     with pytest.raises(NotFoundError, match="took no time"):
-        recorded(analysis.analyse(made.log()), Site())
+        recorded(analysis.analyse(made.log()), {})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fetched", "load", "alone"),
+    [
+        (4, 3e9, 30.0, (50, 50)),  # no server was the limit: what lies beyond the bytes is work
+        (500, 12e9, 30.0, (24, 50)),  # DataNodes must have given more than is assumed; import and step are work
+        (500, 90e9, 30.0, (47, 50)),  # the link of a node took all of it
+        (500, 300e9, 30.0, (47, 50)),  # even longer: the link is a better one, and some came beside the import
+        (500, 12e9, 0.1, (20, 21)),  # all of it was there before it was loaded
+        (500, 12e9, 0.0, (20, 21)),
+        (1, 3e9, 30.0, (50, 50)),
+        (1, 0.0, 30.0, (50, 50)),
+        (500, 0.0, 30.0, (50, 50)),
+    ],
+)
+def test_a_recording_of_any_size_takes_its_time_there_and_its_work_on_one_node(
+    nodes: int, fetched: float, load: float, alone: tuple[float, float]
+) -> None:
+    """A start of 50 s on 10,000 nodes was 111 s there, and 5 s on one node."""
+    made = StartUp("llama")
+    for number in range(nodes):
+        name = f"n{number}"
+        made.span(name, "image", 0.0, 2.0, bytes_hot=1e8, link_rate=3e9)
+        made.span(name, "env", 2.0, 5.0)
+        made.span(name, "import", 5.0, 15.0)
+        made.span(name, "checkpoint_load", 15.0, 15.0 + load, fetched=fetched)
+        made.span(name, "first_step", 15.0 + load, 20.0 + load)
+    found = recorded(analysis.analyse(made.log()), {})
+    there, one = (simulate(found.way, found.site, count).ready for count in (nodes, 1))
+    assert statistics.median(there) == pytest.approx(20 + load, rel=0.06)
+    assert 0.98 * alone[0] <= one[0] <= 1.02 * alone[1], (found.way, found.site)
 
 
 def command(*argv: str | Path) -> subprocess.CompletedProcess[str]:
@@ -252,12 +284,17 @@ def test_the_table_of_the_page_is_what_the_model_says(way: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.serial
-def test_ten_thousand_nodes_in_a_minute_and_a_gigabyte() -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_ten_thousand_nodes_in_a_minute_and_a_gigabyte(own: bool, tmp_path: Path) -> None:
+    if own:
+        start(10_000).write(tmp_path / "events.jsonl")
     began = time.monotonic()
-    done = command("--sim", "10000")
+    done = command(*[tmp_path / "events.jsonl"] * own, "--sim", "10000")
     assert not done.returncode, done.stderr
     assert time.monotonic() - began < 60
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20  # KiB, of the largest process until now
+    if own:
+        return
     table = shown()
     assert len(table) == 9
     assert set(table) <= {line.rstrip() for line in done.stdout.splitlines()}

@@ -9,7 +9,6 @@ lies in HDFS has its replicas on DataNodes that the seed draws, whatever the num
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -31,8 +30,9 @@ _LOOKED_AT = 3
 """DataNodes of a block that a node compares, where it has more: it knows those that it read from."""
 Source = Literal["", "registry", "index", "hot", "stripes", "file"]
 """``hot``: a file of HDFS with replicas of its own number; ``file``: one that a client reads from one DataNode."""
-_AT_ONCE = {"registry": 4, "index": 1, "hot": 4, "stripes": 8, "file": 1}
-"""Pieces that a node has asked for and not got."""
+_HOT, _STRIPES = 4, 8
+"""In so many parts a node asks for a piece of a hot pack, or at most of a checkpoint: each comes from a server of its
+own, so that pieces are as coarse as many nodes make them and load all servers alike."""
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,6 @@ class _Servers:
 
     def __init__(self, site: Site, nodes: int, rng: random.Random) -> None:
         self._site, self._rng = site, rng
-        self._placed = random.Random(site.seed)
         scarce = nodes * site.node_mbit > site.datanodes * site.datanode_mbit
         self._sent = 1.0 + site.repeats if scarce else 1.0
         self.kinds = {
@@ -133,21 +132,30 @@ class _Servers:
             "racks": list[_Link](),
         }
         self._replicas: dict[tuple[str, int, int], list[_Link]] = {}
-        self._in_rack: dict[tuple[int, str, float], float] = {}
+        self._in_rack: dict[tuple[int, str, int], float] = {}
 
-    def give(self, now: float, node: int, stage: Stage, start: float, size: float) -> float:
-        """When the bytes from ``start`` on have left a server for ``node``."""
+    def give(self, now: float, node: int, stage: Stage, number: int, size: float) -> float:
+        """When a piece has left its servers for ``node``."""
         if stage.source == "index":
             return self.kinds["index"][0].carry(now, size)
         if stage.source == "registry":
-            return self._pull(now, node, stage, start, size)
+            return self._pull(now, node, stage, number, size)
         stripes = self._site.stripes if stage.source == "stripes" else 1
-        stripe = (round(start / size) + node) % stripes  # coarse pieces, too, load all stripes alike
-        block = (stage.name, stripe, int(start // (stripes * _BLOCK)))
+        parts = {"hot": _HOT, "stripes": min(_STRIPES, stripes)}.get(stage.source, 1)
+        block, last = int(number * size // (stripes * _BLOCK)), 0.0
+        for part in range(number * parts + node, (number + 1) * parts + node):
+            best = self._replica(stage, part % stripes, block)
+            last = max(last, best.carry(now, size * self._sent / parts))
+        return last
+
+    def _replica(self, stage: Stage, stripe: int, number: int) -> _Link:
+        """The DataNode that a node asks for a block."""
+        block = (stage.name, stripe, number)
         if (links := self._replicas.get(block)) is None:
             count = self._site.hot_replicas if stage.source == "hot" else self._site.replicas
             every = self.kinds["datanodes"]
-            links = self._replicas[block] = self._placed.sample(every, min(count, len(every)))
+            placed = random.Random(f"{self._site.seed} {block}")
+            links = self._replicas[block] = placed.sample(every, min(count, len(every)))
         many = 1 if stage.source == "file" else _LOOKED_AT
         best = links[0]
         if len(links) > many:
@@ -157,13 +165,13 @@ class _Servers:
         for link in links:
             if link.free < best.free:
                 best = link
-        return best.carry(now, size * self._sent)
+        return best
 
-    def _pull(self, now: float, node: int, stage: Stage, start: float, size: float) -> float:
+    def _pull(self, now: float, node: int, stage: Stage, number: int, size: float) -> float:
         registry, racks = self.kinds["registry"][0], self.kinds["racks"]
         if not self._site.rack:
             return registry.carry(now, size)
-        rack, piece = node // self._site.rack, (node // self._site.rack, stage.name, start)
+        rack, piece = node // self._site.rack, (node // self._site.rack, stage.name, number)
         while len(racks) <= rack:
             racks.append(_Link(self._site.rack_mbit))
         if piece not in self._in_rack:
@@ -249,16 +257,16 @@ class _Start:
         if not stage.size or not stage.source:
             return
         count = max(1, min(self._pieces, int(stage.size / _FINEST)))
-        size, number = stage.size / count, 0
-        asked, link = deque[float](), _Link(self._site.node_mbit)
-        while number < count or asked:
-            if number < count and len(asked) < _AT_ONCE[stage.source]:
-                given = self._servers.give(self._env.now, node, stage, number * size, size)
-                self._links[node].carry(self._env.now, size)
-                asked.append(max(given, link.carry(self._env.now, size)))
-                number += 1
-                continue
-            done = asked.popleft()
+        size, link = stage.size / count, _Link(self._site.node_mbit)
+
+        def ask(number: int) -> float:
+            now = self._env.now
+            self._links[node].carry(now, size)
+            return max(self._servers.give(now, node, stage, number, size), link.carry(now, size))
+
+        coming = ask(0)
+        for number in range(1, count + 1):  # the next piece comes while one is worked on
+            done, coming = coming, ask(number) if number < count else 0.0
             work = size * stage.pace * self._slow[node]
             if self._cores is None:
                 done, work = max(done, self._env.now) + work, 0.0

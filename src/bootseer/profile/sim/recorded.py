@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,46 +16,70 @@ from bootseer.profile.sim.model import Site, Stage, Way, simulate
 _MBIT = 1e6 / 8
 _BEFORE = ("queue", "alloc")
 """Stages in which the job has no nodes, or does nothing on them."""
+_ROUNDS, _CLOSE = 6, 0.01
+_MOST_MBIT = 1e11
 
 
 class Recorded(NamedTuple):
-    """``spread``: what each node took by what the median one took. ``link_mbit``: the best that a node's link gave; 0
-    where no event says it."""
+    """``spread``: what each node took by what the median one took. ``site``: links of nodes carry the best that was
+    seen, and links of DataNodes at least what brought the bytes to so many nodes in that time, but for what is
+    named."""
 
     way: Way
     nodes: int
     spread: list[float]
-    link_mbit: float
+    site: Site
 
 
-def recorded(report: JobReport, site: Site) -> Recorded:
-    """The start-up of ``report`` as a way: image, environment, and all that comes after as one stage. Raises
-    `NotFoundError` where it has not ended."""
+def recorded(report: JobReport, named: Mapping[str, Any]) -> Recorded:
+    """The start-up of ``report`` as a way: image, environment, and all that comes after as one stage, whose bytes come
+    in the stage that says so; all else of it is work on any number of nodes. ``named``: what is known of the site.
+    Raises `NotFoundError` where the start-up has not ended."""
     took = {node.node: _own(node) for node in report.nodes}
     usual = median(took.values()) if took else 0.0
     if not report.complete or usual <= 0:
         why = "took no time" if report.complete else "has come to no first step"
         raise NotFoundError(f"the last start-up in these events {why}", hint="name a folder or file of another one")
-    rate = max((node.number("image", "link_rate") for node in report.nodes), default=0.0)
     size = median(node.number("image", "bytes_hot") + node.number("image", "bytes_demand") for node in report.nodes)
-    fetched = median(
-        max((node.number(stage, "fetched") for stage in node.stages), default=0.0) for node in report.nodes
-    )
+    loads = [_load(node) for node in report.nodes]
+    fetched, load = median(count for count, _ in loads), median(seconds if count else 0.0 for count, seconds in loads)
     image, env = (median(_seconds(node, stage) for node in report.nodes) for stage in ("image", "env"))
-    way = Way(
-        name="as recorded",
-        stages=(
-            Stage(name="image", seconds=image, size=size, source="hot", later=True),
-            Stage(name="env", seconds=env),
-            Stage(name=LAST, size=fetched, source="stripes"),
-        ),
-    )
+    rate = max((node.number("image", "link_rate") for node in report.nodes), default=0.0)
+    rest = max(0.0, usual - image - env - load)
     if rate:
-        site = msgspec.structs.replace(site, node_mbit=rate / _MBIT)
-    missing = usual - median(simulate(way, site, len(took)).ready)
-    last = Stage(name=LAST, size=fetched, source="stripes", seconds=max(0.0, missing))
-    way = Way(name=way.name, stages=(*way.stages[:2], last))
-    return Recorded(way, len(took), sorted(one / usual for one in took.values() if one > 0), rate / _MBIT)
+        needed = max(size / usual, fetched / (load + rest) if load + rest else 0.0)
+        named = {"node_mbit": min(_MOST_MBIT, max(rate, needed) / _MBIT), **named}
+    site = Site(**named)
+
+    def told(beside: float, after: float) -> Way:
+        last = Stage(name=LAST, size=fetched, source="stripes", seconds=after)
+        first = Stage(name="image", seconds=image, size=size, source="hot", later=True)
+        return Way(name="as recorded", beside=beside, stages=(first, Stage(name="env", seconds=env), last))
+
+    def missing(way: Way) -> float:
+        return usual - median(simulate(way, site, len(took)).ready)
+
+    beside = min(rest, max(0.0, fetched / (site.node_mbit * _MBIT) - load))  # the link takes longer than the load did
+    way = told(beside, rest - beside)
+    lacks = missing(way)
+    for _ in range(_ROUNDS):
+        if lacks > -_CLOSE * usual or "datanode_mbit" in named or not (most := load + beside):
+            break
+        faster = site.datanode_mbit * (most - lacks) / most
+        site = msgspec.structs.replace(site, datanode_mbit=min(_MOST_MBIT, faster))
+        lacks = missing(way)
+    if lacks < 0:  # what still takes too long came beside work
+        beside = min(rest, beside - lacks)
+        way = told(beside, rest - beside)
+        lacks = missing(way)
+    way = told(beside, max(0.0, rest - beside + lacks))
+    return Recorded(way, len(took), sorted(one / usual for one in took.values() if one > 0), site)
+
+
+def _load(node: NodeReport) -> tuple[float, float]:
+    """Bytes of the checkpoint, and seconds of the stage that says so."""
+    found = ((node.number(stage, "fetched"), _seconds(node, stage)) for stage in node.stages)
+    return max(found, key=lambda one: one[0], default=(0.0, 0.0))
 
 
 def _own(node: NodeReport) -> float:

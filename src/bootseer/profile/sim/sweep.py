@@ -32,7 +32,8 @@ _WITHIN = 1.05
 """What is at most this much slower than the best is as good."""
 ASSUMED = (
     "All nodes begin at the same moment, empty, and nobody else uses links or servers.",
-    "A link gives its rate always and serves pieces in the order in which they were asked for.",
+    "A link gives its rate always and serves pieces in the order in which they were asked for; that of a node first "
+    "what a stage waits for, then what is fetched ahead.",
     "Every node reads the same bytes of image, environment and checkpoint.",
     "A node does its work on cores of its own; by how much nodes differ is drawn from those that were measured.",
     "What a stage of one node takes beyond its bytes is work, and work does not grow with the size of the job.",
@@ -113,12 +114,10 @@ def of(paths: Sequence[Path] | None, sizes: Sequence[int], given: Sequence[str])
         job = jobs()[DEFAULT]
         return sweep(ways(job).values(), Site(**named), sizes, about=job.about, spread=spread_of(job))
     report = analysis.analyse(events.read(list(paths)))
-    found = recorded(report, Site(**named))
-    if found.link_mbit:
-        named = {"node_mbit": found.link_mbit} | named
+    found = recorded(report, named)
     nodes = count_text(found.nodes, "node", "nodes")
     about = f"{events.identity_text(report.job, report.attempt, report.cycle)}, as recorded on {nodes}"
-    return sweep([found.way], Site(**named), sizes, about=about, spread=found.spread)
+    return sweep([found.way], found.site, sizes, about=about, spread=found.spread)
 
 
 def _site(given: Sequence[str]) -> dict[str, Any]:
