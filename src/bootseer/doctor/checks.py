@@ -80,14 +80,9 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
             return PrivilegeError.exit_code
         return UnsupportedError.exit_code
 
-    @property
-    def driver(self) -> Literal["fuse", "full"]:
-        """How images reach this node: block by block through FUSE, or in full."""
-        return "full" if self.lacking else "fuse"
-
     def as_json(self) -> dict[str, object]:
         """The report as plain values, with what follows from it."""
-        found = {"ok": not self.lacking, "exit_code": self.exit_code, "driver": self.driver}
+        found = {"ok": not self.lacking, "exit_code": self.exit_code}
         return {"version": self.version, **found, "checks": msgspec.to_builtins(self.checks), "settings": self.settings}
 
 
