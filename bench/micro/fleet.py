@@ -121,7 +121,7 @@ def starts(path: Path, count: int) -> None:
                         text = f'"bootseer":2,"ev":"{kind}",{common}{extra},"wall":{int(when * 1e9)}'
                         out.write(f"{{{text}}}\n")
                     at += took
-    kept.compact([events], path)
+    path.write_bytes(kept.compact([events])[0])
     events.unlink()
 
 

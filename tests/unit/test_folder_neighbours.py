@@ -14,6 +14,9 @@ from bootseer.backends.open import open_storage
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.objects import open_store
 from bootseer.stripefs import open_fs
+from bootseer.stripefs.localcopy import written
+from support import forked
+from support.startups import StartUp
 
 pytestmark = pytest.mark.root
 ALICE = 1001
@@ -167,3 +170,59 @@ def test_nobody_waits_for_a_pipe_that_comes_between_the_look_and_the_opening(sto
     assert {one for one in seen if isinstance(one, bytes)} <= {b"right", b""}  # before it is written it is empty
     assert NotWritableError in seen
     assert b"right" in seen
+
+
+@pytest.mark.parametrize("form", ["html", "parquet"])
+@pytest.mark.parametrize("how", ["link", "folder", "pipe"])
+def test_a_file_that_root_writes_in_a_folder_of_another_is_there_and_nowhere_else(
+    store: Path, tmp_path: Path, how: str, form: str
+) -> None:
+    """Red before: -o wrote over what a neighbour's link led to, a file of an image with any content among it."""
+    before, theirs, events = state(store.parent / "etc"), store / "ck/step-1", tmp_path / "a.jsonl"
+    made = StartUp()
+    made.span("n1", "image", 0, 5)
+    made.write(events)
+    output = theirs / "out"
+    if how == "link":
+        link(output, "../../../etc/secret")
+    elif how == "pipe":
+        os.mkfifo(output)
+        os.chown(output, ALICE, ALICE)
+    else:
+        link(theirs / "sub", "../../../etc")
+        output = theirs / "sub/secret"
+    done = forked.cli("profile", "export", events, "--format", form, "-o", output, timeout=30)
+    assert state(store.parent / "etc") == before
+    assert "Traceback" not in done.stderr
+    if how == "link":
+        assert done.returncode == 0
+        assert not output.is_symlink()
+        assert output.stat().st_size > 100
+    else:
+        assert done.returncode not in (0, 1)
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_root_writes_where_its_own_links_and_devices_lead(store: Path, tmp_path: Path) -> None:
+    theirs = store / "ck/step-1"
+    (theirs / "plain").write_text("old")
+    os.chown(theirs / "plain", ALICE, ALICE)
+    (tmp_path / "mine").symlink_to(theirs / "plain")
+    read, write = os.pipe()
+    for output in (
+        theirs / "new",
+        theirs / "plain",
+        tmp_path / "mine",
+        tmp_path / "own",
+        Path(f"/dev/fd/{write}"),
+        Path("/dev/null"),
+    ):
+        with written(output) as file:
+            file.write(b"some bytes")
+        if output.is_relative_to("/dev"):
+            continue
+        assert output.read_bytes() == b"some bytes"
+    assert (tmp_path / "mine").is_symlink()
+    assert os.read(read, 99) == b"some bytes"
+    os.close(read)
+    os.close(write)

@@ -105,7 +105,9 @@ def test_the_service_runs_nothing_that_others_can_change(
 def test_two_at_once_do_not_drop_each_others_part(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bootseer.cli.node_install._LOCK_SECONDS", 0.1)
     node("install", unit)
-    with flock.locked(unit.parent, os.O_RDONLY) as alone:
+    with flock.locked(unit.parent, os.O_RDONLY):  # as any user may, who can read the folder of systemd's units
+        node("install", unit)
+    with flock.locked(unit.parent / "state/unit.lock", os.O_RDWR | os.O_CREAT) as alone:
         assert alone
         for verb in ("install", "uninstall"):
             done = CliRunner().invoke(app, [verb, f"--unit={unit}", "--csi"])

@@ -136,6 +136,16 @@ def test_settings_that_the_hooks_use_are_not_another_users(prefix: Path, monkeyp
         site.install(prefix, 60)
 
 
+def test_the_user_of_a_job_holds_up_no_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red before: the mark of the end was for all to read, thus for the job's user to lock, and the mount stayed."""
+    monkeypatch.setattr(jobfolder, "BASE", tmp_path)
+    (tmp_path / "7.0").mkdir()
+    (tmp_path / "7.0/began").write_text("1")
+    jobfolder.end(7, 2.0)
+    (folder,) = jobfolder.ended()
+    assert (folder / jobfolder.ENDED).stat().st_mode & 0o077 == 0
+
+
 def test_a_task_prolog_takes_no_orders_from_an_error(prefix: Path, tmp_path: Path) -> None:
     """Slurm carries out each line that it prints, as ``export NAME=VALUE``."""
     (folder := tmp_path / "7.0").mkdir()

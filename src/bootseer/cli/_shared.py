@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from bootseer import config as node_settings
 from bootseer.cli._completed import images
-from bootseer.errors import ConfigError, doing
+from bootseer.errors import ConfigError
 from bootseer.units import MOST, MOST_SECONDS, one_line, parse_age
 
 if TYPE_CHECKING:
@@ -340,6 +340,8 @@ def write_out(pieces: Iterable[bytes], output: Path) -> None:
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
         return
-    with doing(f"write {output}"), output.open("wb") as file:
+    from bootseer.stripefs.localcopy import written
+
+    with written(output) as file:
         for piece in pieces:
             file.write(piece)

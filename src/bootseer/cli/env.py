@@ -313,11 +313,11 @@ def export(
     import tempfile
     from pathlib import Path
 
-    from bootseer.closing import whole
     from bootseer.env import export, manifest, snapshots
     from bootseer.errors import doing
     from bootseer.folders import private_folder
     from bootseer.objects import signature
+    from bootseer.stripefs.localcopy import new, place
 
     if form not in ("oci-layer", "tar"):
         raise mistake(f"--format {form} is unknown: use oci-layer or tar")
@@ -330,7 +330,7 @@ def export(
             export.export(shared, found, form, Path(work), sys.stdout.buffer)  # type: ignore[arg-type]
             sys.stdout.buffer.flush()
             return
-        with whole(Path(output)) as file:
+        with new(place(Path(output))) as file:
             export.export(shared, found, form, Path(work), file)  # type: ignore[arg-type]
 
 

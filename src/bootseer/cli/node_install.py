@@ -25,7 +25,7 @@ from bootseer.errors import (
     doing,
     extra,
 )
-from bootseer.folders import settled
+from bootseer.folders import private_folder, settled
 from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
 from bootseer.node import unit as units
@@ -197,7 +197,8 @@ def uninstall(
 def _alone(unit: Path) -> Iterator[None]:
     """No other command changes ``unit`` meanwhile, which keeps what it has: two that read it at once would each drop
     the other's part. Raises `UnavailableError`."""
-    with doing(f"write {unit}"), flock.locked(unit.absolute().parent, os.O_RDONLY, _LOCK_SECONDS) as alone:
+    lock = private_folder(Path(settings().state_dir)) / "unit.lock"  # what others can open, they can lock
+    with doing(f"write {unit}"), flock.locked(lock, os.O_RDWR | os.O_CREAT, _LOCK_SECONDS) as alone:
         if not alone:
             raise UnavailableError(f"another bootseer node install or uninstall changes {unit}", hint="try again")
         yield

@@ -165,6 +165,7 @@ def export(
     import msgspec
 
     from bootseer.profile import chrome, otlp, page, prometheus, send, starts
+    from bootseer.stripefs.localcopy import new, place
 
     if to:
         token = token_in(token_file)
@@ -179,7 +180,9 @@ def export(
     if form == "parquet":
         if str(output) == "-" or any(part is not None for part in (job, attempt, cycle)):
             raise typer.BadParameter("parquet is for every start-up, in a file: name it with -o")
-        count = starts.compact(given_paths(events), output)
+        document, count = starts.compact(given_paths(events))
+        with new(place(output)) as file:
+            file.write(document)
         typer.echo(f"{output}: {count_text(count, 'start-up', 'start-ups')}", err=True)
         return
     if form not in _FORMATS:

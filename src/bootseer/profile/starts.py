@@ -149,19 +149,17 @@ def connect() -> DuckDBPyConnection:
     return duckdb.connect(config=config)
 
 
-def compact(paths: Sequence[Path], output: Path) -> int:
-    """Write what `load` reads as one Parquet file, whole or not at all; returns the number of start-ups."""
+def compact(paths: Sequence[Path]) -> tuple[bytes, int]:
+    """What `load` reads as the content of one Parquet file, and the number of start-ups."""
     connection = load(paths)
-    # in a folder of its own: where others may write, they could plant a link under a name that they can guess
-    with doing(f"write {output}"), tempfile.TemporaryDirectory(prefix=".starts-", dir=output.parent) as folder:
+    with doing("make a Parquet file"), tempfile.TemporaryDirectory(prefix="bootseer-") as folder:
         made = Path(folder) / "starts.parquet"
-        with _said(f"cannot write {output}"):
+        with _said("cannot make a Parquet file"):
             connection.execute(
                 f"COPY (SELECT * FROM starts ORDER BY began_us) TO {_quoted(str(made))}"
                 f" (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{_KEY}: '{VERSION}'}})"
             )
-        made.replace(output)
-    return _count(connection)
+        return made.read_bytes(), _count(connection)
 
 
 def load(paths: Sequence[Path | Found]) -> DuckDBPyConnection:

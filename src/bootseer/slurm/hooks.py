@@ -64,7 +64,7 @@ def _prolog(argv: list[str]) -> None:
     if made is None:
         log.warning("removing %s of a job that had no Epilog; the controller may have lost its state", attempt.folder)
         with contextlib.suppress(FileNotFoundError):  # its Epilog comes just now
-            (attempt.folder / jobfolder.ENDED).touch()
+            (attempt.folder / jobfolder.ENDED).touch(0o600)
         _wait(_start("unmount"), seconds, began)
         made = jobfolder.make(attempt, user, began)
     if made is None:

@@ -166,7 +166,7 @@ def end(job: int, began: float) -> None:
     for folder in BASE.glob(f"{job}.*"):
         with contextlib.suppress(FileNotFoundError):
             if float((folder / _BEGAN).read_text()) < began:
-                (folder / ENDED).touch()
+                (folder / ENDED).touch(0o600)  # whoever can open it can lock it
 
 
 def present() -> list[Path]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from io import BufferedWriter
 from pathlib import Path
 from stat import S_ISREG
+from typing import IO
 
 from bootseer.backends.folder import FolderBackend
 from bootseer.closing import descriptor, whole
@@ -69,6 +70,17 @@ def new(local: Path) -> Iterator[BufferedWriter]:
         descriptor(links.open_followed(above, os.O_PATH | os.O_DIRECTORY, base=above, writing=True)) as folder,
         whole(Path(beneath.shown(folder), local.name)) as out,
     ):
+        yield out
+
+
+@contextlib.contextmanager
+def written(local: Path) -> Iterator[IO[bytes]]:
+    """The file, device or pipe ``local``, emptied; for root, where others may say where the name leads, as `new`."""
+    if _is_ours(local):
+        with doing(f"write {local}"), local.open("wb") as out:
+            yield out
+        return
+    with new(place(local)) as out:
         yield out
 
 
