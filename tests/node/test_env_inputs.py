@@ -25,7 +25,19 @@ from blake3 import blake3
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, observer, overlay, place, remembered, snapshots
+from bootseer.env import (
+    EnvResult,
+    EnvSpec,
+    Outcome,
+    Target,
+    hardware,
+    inputs,
+    observer,
+    overlay,
+    place,
+    remembered,
+    snapshots,
+)
 from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
 from bootseer.kernel import opens as lib_opens
@@ -870,6 +882,49 @@ LED = {
         ">{out}/p/MANIFEST.in",
         "{out}/p/MANIFEST.in is new",
     ),
+    "a name in a list": (
+        'python3 -c \'import configparser as c; c.ConfigParser().read(["{out}/z.ini", "{out}/a.ini"])\'',
+        ">{out}/a.ini",
+        "{out}/a.ini is new",
+    ),
+    "by a variable of its own": ("D={out}/c; [ -f $D/opt ] || echo no", ">{out}/c/opt", "{out}/c/opt is new"),
+    "by a default": ('F=${{F:-{out}/c/opt}}; [ -f "$F" ] || echo no', ">{out}/c/opt", "{out}/c/opt is new"),
+    "in a loop": ("for f in x y; do [ -f {out}/c/$f.1 ] || echo no; done", ">{out}/c/y.1", "{out}/c/y.1 is new"),
+    "of a function": (
+        'at() {{ [ -f "$1" ] || echo no; }}; at {out}/c/opt.txt',
+        ">{out}/c/opt.txt",
+        "{out}/c/opt.txt is new",
+    ),
+    "beside the script": (
+        'D="$(cd "$(dirname "$0")" && pwd)"; [ -f "$D/opt" ] || echo no',
+        ">opt",
+        "{work}/opt is new",
+    ),
+    "in braces": ("bash -c 'cat {out}/c/{{a,b}}.conf 2>&1' || :", ">{out}/c/b.conf", "{out}/c/b.conf is new"),
+    "what make takes first": (
+        "make -sC {out}/mk",
+        "cp {out}/mk/Makefile {out}/mk/GNUmakefile",
+        "{out}/mk/GNUmakefile is new",
+    ),
+    "a path that a script sets": (
+        "export PYTHONPATH={out}/g:{out}/v2; python3 -c 'import mod'",
+        "cp {out}/v1/mod.py {out}/g",
+        "{out}/g/mod.py is new",
+    ),
+    "a header beside the source": (
+        "cpp -P -I{out}/v1 {out}/mk/x.c >env/made",
+        "cp {out}/v2/f {out}/mk",
+        "{out}/mk/f is new",
+    ),
+    "a module before one of Python": ("python3 own.py", ">this.py", "{work}/this.py is new"),
+    "a pattern of what is only listed": ("echo {out}/w/*.conf", ">{out}/w/b.conf", "{out}/w/b.conf is new"),
+    "folders that a pattern finds": ("echo {out}/g/*", "mkdir {out}/g/y", "{out}/g/y is new"),
+    "what git knows of": (
+        "git -C {out}/r ls-files",
+        ">{out}/r/new; {git} add new",
+        "{out}/r/.git/index, which the command reads, changed",
+    ),
+    "a settings file of curl": ("curl -sV", "echo '--silent' >{out}/v1/.curlrc", "{out}/v1/.curlrc is new"),
     "what a shell reads first": ("bash -c 'echo $X' >env/made", "BASH_ENV={out}/v2/f", "BASH_ENV"),
 }
 
@@ -900,11 +955,21 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
         "try:\n    import local_settings\nexcept ImportError:\n    pass\n"
     )
     node.write("a.conf", "1\n")
+    node.write("own.py", "import this\n")
     (out / "k").mkdir()
     (out / "k/a").write_text("1\n")
     (out / "k/l").symlink_to("a")
+    (out / "mk").mkdir()
+    (out / "mk/Makefile").write_text("all:\n\t@echo 1\n")
+    (out / "mk/x.c").write_text('#include "f"\n')
     told = {"out": out, "work": node.work, "git": command.format(out=out)}
-    made = ["git init -q -b b {out}/r", "{git} commit -q --allow-empty -m 1", "{git} pack-refs --all"]
+    made = [
+        "git init -q -b b {out}/r",
+        "touch {out}/r/a",
+        "{git} add a",
+        "{git} commit -q --allow-empty -m 1",
+        "{git} pack-refs --all",
+    ]
     subprocess.run(" && ".join(made).format(**told), shell=True, check=True)
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "safe.directory")
@@ -918,6 +983,8 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
     assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
     node.release()
     node.write("notes.txt", "")  # beside the script
+    again = ["touch {out}/r/a", "{git} status -s", "{git} repack -adq"]
+    subprocess.run(" && ".join(again).format(**told), shell=True, check=True)
     monkeypatch.setenv("PATH", f"{out}/v1:/nowhere:{path}")
     assert node.run().reason == "hit"
     node.release()
@@ -935,6 +1002,32 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
     assert (result.outcome, result.reason) == (Outcome.RAN_AND_PUBLISHED, f"missed because {reason}")
     node.release()
     assert node.run().reason == "hit"
+
+
+@pytest.mark.parametrize("by", ["command", "read"])
+@pytest.mark.parametrize("what", ["cpu", "gpu"])
+def test_what_is_made_for_one_processor_is_not_used_on_another(
+    node: Node, monkeypatch: pytest.MonkeyPatch, what: str, by: str
+) -> None:
+    """Red before: a library of ``-march=native`` was a hit where it ends with an illegal instruction."""
+    text = (
+        "mkdir -p env; : gcc -march=native; cat r.txt >env/made\n"
+        if what == "cpu"
+        else "mkdir -p env; nvidia-smi; :>env/a\n"
+    )
+    node.write("build.sh", text)
+    node.write("s.sh", text if by == "command" else "f=build; sh $f.sh\n")
+    monkeypatch.setattr(hardware, what, lambda: "one")
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    node.release()
+    monkeypatch.setattr(hardware, "gpu" if what == "cpu" else "cpu", lambda: "of no matter")
+    assert node.run().reason == "hit"
+    node.release()
+    monkeypatch.setattr(hardware, what, lambda: "another")
+    result = node.run()
+    shown = "the processor" if what == "cpu" else "the GPU"
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert result.reason.startswith(f"missed because {shown}")
 
 
 def test_words_of_a_script_that_name_nothing_are_not_asked_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

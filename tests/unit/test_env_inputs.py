@@ -44,7 +44,7 @@ def test_data_behind_the_text_of_a_script_is_not_looked_into(tmp_path: Path) -> 
     at each start."""
     (tmp_path / "b").mkdir()
     text = "cc -I a -I b x.c; exit\n\0 -I c\0d"
-    found = names.looked_up([text], [], {}, str(tmp_path), {f"{tmp_path}/b/x.h"}, bool, bool)
+    found = names.looked_up([("", text)], [], {}, str(tmp_path), {f"{tmp_path}/b/x.h"}, bool, bool)
     assert found == {f"{tmp_path}/a/x.h": ""}
     data = " ".join(f"x{number}*" for number in range(50))
     assert names.globbed([f"cat a.c*\n\0 {data}"], {}, str(tmp_path)) == {str(tmp_path): {"a.c*"}}

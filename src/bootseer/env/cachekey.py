@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import key
+from bootseer.env import hardware, key
 from bootseer.env.credentials import remove_from_variable
 from bootseer.env.spec import EnvSpec, Target
 from bootseer.errors import ConfigError
@@ -22,9 +22,6 @@ _VARIABLES = re.compile(
     r"|(?:TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE|PYTORCH_JIT)_\w+"
 )
 _NO_MATTER = re.compile(r"\w*(?:CACHE|LOG|DEBUG|TRACE|PROFIL|THREADS_PER|WORKER|COMPILE_THREADS)\w*")
-_CPU = re.compile(
-    r"s?sse|avx|amx|fma|f16c|bmi|v?aes|sha|gfni|v?pclmul|adx|popcnt|movbe|xop|sve|asimd|fphp|bf16|i8mm|lzcnt|abm|rdrnd"
-)
 _PACKAGES = ("torch", "triton", "jax", "jaxlib", "pytorch_triton", "tensorflow")
 _ASK = (
     "import importlib.metadata as m,importlib.util as u\n"
@@ -32,7 +29,6 @@ _ASK = (
     " try:\n  s=u.find_spec(n)\n  s and print(n,m.version(n),s.origin)\n"
     " except Exception: pass"
 )
-_MOST = 1 << 20
 
 
 def facts(environ: Mapping[str, str], packages: Iterable[str]) -> dict[str, str]:
@@ -42,7 +38,7 @@ def facts(environ: Mapping[str, str], packages: Iterable[str]) -> dict[str, str]
         for name, value in environ.items()
         if _VARIABLES.fullmatch(name) and not _NO_MATTER.fullmatch(name)
     }
-    return {**found, "cpu": _cpu(), "gpu": _gpu(), "packages": ", ".join(sorted(packages))}
+    return {**found, "cpu": hardware.cpu(), "gpu": hardware.gpu(), "packages": ", ".join(sorted(packages))}
 
 
 def imported(command: Sequence[str], environ: Mapping[str, str], config: Config) -> list[str]:
@@ -68,32 +64,3 @@ def installed(folders: Iterable[tuple[Path, str]]) -> list[str]:
                 for path in folder.glob(f"{way}{name}-*.dist-info"):
                     found.append(f"{path.name.removesuffix('.dist-info')} {shown}/{path.parent.relative_to(folder)}")
     return found
-
-
-def _cpu() -> str:
-    """What the compiler may use (``-march=native``)."""
-    for line in _read("/proc/cpuinfo").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return " ".join(sorted(flag for flag in value.split() if _CPU.match(flag)))
-    return ""
-
-
-def _gpu() -> str:
-    """Models and drivers of the node's GPUs; a model has one SM."""
-    found = set[str]()
-    for path in Path("/proc/driver/nvidia/gpus").glob("*/information"):
-        found |= {line.partition(":")[2].strip() for line in _read(path).splitlines() if line.startswith("Model")}
-    if driver := re.search(r"Module\S*(?: for \S+)?\s+([\d.]+)", _read("/proc/driver/nvidia/version")):
-        found.add(f"driver {driver[1]}")
-    for path in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
-        found |= set(re.findall(r"gfx_target_version [1-9]\d*", _read(path)))
-    return ", ".join(sorted(found))
-
-
-def _read(path: str | Path) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(_MOST)
-    except OSError:
-        return ""

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
+from bootseer.env import hardware
 from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.env.key import KeyDocument
@@ -28,7 +29,8 @@ def changes(old: KeyDocument, new: KeyDocument) -> list[str]:
     for name in sorted(old.env.keys() | new.env.keys()):
         before, after = old.env.get(name), new.env.get(name)
         if before != after or (name in old.env) != (name in new.env):
-            out.append(f"variable {name} changed: {_shown(before)} -> {_shown(after)}")
+            what = f"variable {name} changed: {_shown(before)} -> {_shown(after)}"
+            out.append(f"{hardware.SHOWN[name]} is another" if name in hardware.SHOWN else what)
     if old.python != new.python:
         before, after = (f"{p.implementation} {p.version} {p.soabi}".strip() for p in (old.python, new.python))
         out.append(f"Python changed: {_shown(before)} -> {_shown(after)}")
@@ -94,7 +96,11 @@ def input_changes(old: Observed, new: Observed) -> list[str]:
     both = sorted(old.files.keys() & new.files.keys())
     out = [f"{path}, which the command reads, changed" for path in both if old.files[path] != new.files[path]]
     names = sorted(old.variables.keys() | new.variables.keys())
-    out += [f"the variable {name} changed" for name in names if old.variables.get(name) != new.variables.get(name)]
+    out += [
+        f"{hardware.SHOWN.get(name) or f'the variable {name}'} changed"
+        for name in names
+        if old.variables.get(name) != new.variables.get(name)
+    ]
     names = sorted(old.names.keys() & new.names.keys())
     out += [f"{name} leads elsewhere" for name in names if old.names[name] != new.names[name]]
     out += [f"{path} is read now" for path in sorted(new.files.keys() - old.files.keys())]

@@ -20,7 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.config import Config
-from bootseer.env import names, remembered
+from bootseer.env import hardware, names, remembered
 from bootseer.env.credentials import (
     holds_credentials,
     holds_password,
@@ -53,6 +53,7 @@ PACKAGES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".zip", ".conda", ".crate", "
 """In a folder that the command listed and took some from, another one may be a newer version."""
 SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", *PACKAGES)
 REFS = pattern(r"/refs/(?:heads|tags)(?:/|$)")
+INDEX = "/.git/index"
 ALL = "."
 """Among the names in a folder: no other one of any kind is there. ``*.conf``: no other one of this kind."""
 _KEPT = "inputs.json"
@@ -155,6 +156,8 @@ class Digests:
     def _read(self, path: str, file: BufferedReader) -> str:
         """Raises `OSError`, `ValueError` for what has no digest now."""
         size = os.fstat(file.fileno()).st_size
+        if path.endswith(INDEX):
+            return hashlib.sha256(_entries(file.read())).hexdigest()
         if size <= _TEXT:
             data = file.read(size + 1)  # in /proc there are files without an end, and without a size
             if len(data or b"") != size or (digest := self.of_text(path, data)) == "?":
@@ -183,7 +186,7 @@ class Digests:
 
     def variable(self, name: str) -> str | None:
         """What is compared of the variable ``name``; None when it is not set, ``"?"`` when that is too much."""
-        if (value := self._spec.env.get(name)) is None:
+        if (value := self._spec.env.get(name, hardware.value(name))) is None:
             return None
         if name not in self._variables:
             self._slow_left -= 1
@@ -198,6 +201,8 @@ class Digests:
         tools = tuple(f"{os.path.dirname(path)}/" for path in inputs.files if os.path.basename(path) == "pyvenv.cfg")
         for name, value in sorted(inputs.variables.items()):
             if self.variable(name) != value:
+                if name in hardware.SHOWN:
+                    return f"{hardware.SHOWN[name]} of this node is another, and the command asks for it"
                 return f"the variable {name}, which decides what the command reads, has another value"
         for path, digest in sorted(inputs.files.items()):
             if (found := self.of(path)) not in ("", digest):
@@ -288,6 +293,22 @@ def _shown(name: str, data: bytes) -> bytes:
     if not holds_credentials(name) and not name.endswith(".py") and is_script(data):
         return remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     return data
+
+
+def _entries(index: bytes) -> bytes:
+    """What git's index says of each file, without times and the like, which git renews when it only looks."""
+    if index[:4] != b"DIRC" or index[4:8] not in (b"\0\0\0\2", b"\0\0\0\3"):
+        return index
+    found, at = [], 12
+    for _ in range(int.from_bytes(index[8:12])):
+        flags = int.from_bytes(index[at + 60 : at + 62])
+        name = at + (64 if flags & 0x4000 else 62)
+        end = index.find(b"\0", name)
+        if end < name:
+            return index
+        found.append(index[at + 24 : at + 28] + index[at + 40 : at + 60] + index[name:end])
+        at += (end - at) // 8 * 8 + 8
+    return b"\0".join(found)
 
 
 def is_script(data: bytes) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import remembered, variables
+from bootseer.env import hardware, remembered, variables
 from bootseer.env.canonical import sha256_of
 from bootseer.env.credentials import remove_from_command, remove_from_variable
 from bootseer.env.keyfile import MOST, FileInput, KeyFiles
@@ -116,7 +116,9 @@ def build(spec: EnvSpec, config: Config | None = None) -> KeyDocument:
         mounts=_mounts(spec),
         files=dict(sorted(files.found.items())),
         env={
-            name: None if (value := spec.env.get(name)) is None else remove_from_variable(name, value)
+            name: None
+            if (value := spec.env.get(name, hardware.value(name))) is None
+            else remove_from_variable(name, value)
             for name in sorted({*spec.key_env, *variables.counted(texts, spec.env, all_tools=contained)})
         },
         image=spec.image_digest,

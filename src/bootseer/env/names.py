@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from bootseer.env.credentials import may_be_secret
 from bootseer.env.variables import decides, expanded
 from bootseer.patterns import pattern
+
+log = logging.getLogger(__name__)
 
 MOST, _WORDS = 1000, 20_000
 """Names, and words of texts that are looked at: the job waits."""
@@ -24,7 +27,8 @@ _WORD = pattern(r"[^\s\"'`;&|<>()=,\[\]]+")
 _LOOKED_FOR = pattern(
     r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[defrs][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
     r"|(?m:^)[ \t]*(?:-include|sinclude)[ \t]+(\S+)|\b__has_include\w*[ \t]*\([ \t]*[\"<]([^\">\n]+)"
-    r"|\b(?:exists|isfile|open|existsSync|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_file|read)))\(\s*[\"']([^\"'\n]+)[\"']"
+    r"|\b(?:exists|isfile|open|existsSync|Path(?:::new)?(?=\([^)\n]{1,300}\)\.(?:exists|is_file|read)))"
+    r"\(\s*[\"']([^\"'\n]+)[\"']|\bEXISTS[ \t]+[\"']?([^\s\"')]+)"
 )
 _FOUND = pattern(
     r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[de][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
@@ -48,24 +52,62 @@ _REMOVED = pattern(
 )
 _MARKS = ("-d", "-e", "mv", "rm", "mkdir", "move", "rename", "exists", "isdir", "is_dir", "makedirs")
 """One of them is in each of these: patterns take long to compile."""
-_LOCAL = pattern(r"(?m)(?:^|[;&]|\b(?:export|local|readonly))[ \t]*(\w+)[ \t]*=[ \t]*[\"']?([^\s\"';&|`()]+)")
+_LOCAL = pattern(
+    r"(?m)(?:^|[;&{(]|\b(?:export|local|readonly|then|do|else))[ \t]*(\w+)[ \t]*=[ \t]*[\"']?([^\s\"';&|`()]+)"
+)
+_VARIABLE = pattern(r"\$(?:\{(\w+)\}|(\w+))")
 _DEFAULT = pattern(r"\$\{(\w+):?-([^{}$]*)\}")
 _ASKED = pattern(
     r"\b(?:command[ \t]+-[vV]|which|hash|type(?:[ \t]+-\w+)?)[ \t]+([\w.+-]+)|\bwhich\(\s*[\"']([\w.+-]+)[\"']"
 )
-_IMPORTED = pattern(r"(?m)^[ \t]+(?:import|from)[ \t]+([A-Za-z_]\w*)")
-"""In a block: often what need not be there."""
+_IMPORTED = pattern(r"(?m)^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)")
 _STARTED = pattern(r"\bpython[\d.]*[ \t]+(?:-\w+[ \t]+){0,8}([^\s\"';&|]+\.py)\b")
-_SOURCES, _FOLDERS = 20, 100
+_SOURCES, _FOLDERS, _VALUES, _LONGEST = 20, 100, 20, 4096
 """Folders of scripts in which what they import is looked for; of a list in which something is looked for."""
-_INCLUDED = pattern(r"(?<![\w-])-(?:I|isystem|iquote)[ \t]*([^\s\"',;)]+)")
+_INCLUDED = pattern(r"(?<![\w-])-(?:I|isystem|iquote|L)[ \t]*([^\s\"',;)]+)")
+_LISTS = pattern(
+    r"(?m)(?:^|[;&]|\bexport)[ \t]*(?:\w*PATH[ \t]*[:?+]?=|vpath[ \t]+\S+[ \t])[ \t]*[\"']?([^\n\"';&|#]+)"
+)
+_SOURCE = (".c", ".cc", ".cpp", ".cxx", ".cu", ".m", ".S")
+"""Where a header is looked for first."""
 _PATTERNS = 20
+_OWN_FOLDER = pattern(
+    r"\$\(\s*cd\s+(?:-\w\s+)?[\"']?\$\(\s*dirname[^()]*(?:\$\([^()]*\)[^()]*)?\)[\"']?((?:/[\w.]+)*)[^()]*\)"
+    r"|\$\(\s*dirname\s+[^()]*(?:\$0|BASH_SOURCE)[^()]*\)|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}"
+    r"|\$\{CMAKE_(?:CURRENT_)?(?:SOURCE|LIST)_DIR\}"
+)
+_WORKING_FOLDER = pattern(r"\$\(\s*pwd\s*\)|`pwd`|\$\(CURDIR\)|\$\{?PWD\b\}?")
+_LOOP = pattern(r"\bfor[ \t]+(\w+)[ \t]+in[ \t]+([^;\n]{1,500})")
+_BRACES = pattern(r"(?<![\w./-])([\w./-]{0,200})\{([\w.-]*(?:,[\w.-]*)+)\}([\w./-]*)")
+_JOINED = pattern(r"\bjoin\([^\n]{1,300}")
+_WRITES = pattern(
+    r"(?m)>>?[ \t]*[^\s;&|)]+|(?:[ \t]-[oO]|[ \t]--output|\btee(?:[ \t]+-a)?)[ =]?[^\s;&|)]+"
+    r"|\bopen\([^()\n]{1,300},\s*[\"'][wax]\S{0,2}[\"']|^[ \t]*#.*$"
+)
+"""Of these a name is no input, nor in comments."""
+_FILE = re.compile(
+    r"[\w@+-][\w.@+-]*\.(?:txt|in|ya?ml|json|toml|cfg|ini|conf|config|env|properties|xml|csv|tsv|lock|list|sh|bash|zsh|py|mk"
+    r"|cmake|h|hpp|patch|diff|pth|pem|crt|whl|zip|tar|tgz|gz|xz|zst)|\.[a-z][\w-]*rc|\.env(?:\.\w+)?"
+)
+"""A name that can be nothing else than that of a file which decides something."""
+BESIDE = {
+    **dict.fromkeys(
+        ("pyproject.toml", "setup.py", "setup.cfg"), ("pyproject.toml", "setup.py", "setup.cfg", "MANIFEST.in")
+    ),
+    **dict.fromkeys(("Makefile", "makefile"), ("GNUmakefile", "makefile")),
+    "package.json": (".npmrc", ".npmignore", "package-lock.json", "npm-shrinkwrap.json"),
+    "Cargo.toml": ("build.rs", "Cargo.lock", "rust-toolchain", "rust-toolchain.toml", ".cargo/config.toml"),
+    "CMakeLists.txt": ("CMakePresets.json", "CMakeUserPresets.json"),
+    "go.mod": ("go.sum", "go.work", "vendor/modules.txt"),
+    "HEAD": ("info/attributes",),
+}
+"""What tools look for, beside a file that they read, without any text that says so."""
 _NO_PATTERN = re.compile(r"[$`{}\0\\^]|:/")
 _NO_PATH = re.compile(r"[$`*?{}\0]|://")
 
 
 def looked_up(
-    texts: Iterable[str],
+    scripts: Iterable[tuple[str, str]],
     started: Iterable[str],
     env: Mapping[str, str],
     work: str,
@@ -73,25 +115,25 @@ def looked_up(
     counts: Callable[[str], bool],
     is_old: Callable[[str], bool],
 ) -> dict[str, str]:
-    """Name -> where it leads, for a program that was ``started`` or a link in a path; empty for a file that ``texts``
+    """Name -> where it leads, for a program that was ``started`` or a link in a path; empty for a file that ``scripts``
     ask for, or that would be found before one that was ``read``, and that is not there. With a `?` before it: a program
     that they ask for; with a `!` a path that they find. ``counts``: whether a path may be an input; ``is_old``: whether
-    it is there, and not by the command."""
+    it is there, and not by the command.
+    Each script comes with its folder, empty for what the command has made."""
     found, above = dict[str, str](), _folders(read)
-    shown = {name: value for name, value in env.items() if not may_be_secret(name, value)}
-    texts = [text.partition("\0")[0] for text in texts]  # a script that unpacks itself has its data behind its text
+    homes, given = zip(*scripts, strict=True)
+    texts, known = _plain(given, env, work)
     asked = dict.fromkeys(name for text in texts for pair in _ASKED.findall(text) for name in pair if name)
     for name in itertools.islice(asked, MOST):
         found[f"?{name}"] = _program(name, env)
     for name in started:
         if (program := _program(name, env)) in read:
             found[name] = program
-    for path in _named(texts, shown, work):
+    for path in _named(texts, known, work):
         real = os.path.realpath(path)
         if real != path and (real in read or real in above or (os.path.islink(path) and counts(path))):
             found[path] = real
-    before = itertools.islice(_before(texts, shown, work, read), MOST)
-    works = _works(texts, shown, work)
+    works = [*dict.fromkeys([*_works(texts, known, work), *filter(None, dict.fromkeys(homes))])][: 2 * _SOURCES]
     parts = (part for text in texts for part in _READ.findall(text) if part.endswith("||") or "2>" in part)
     may_fail = [
         word
@@ -99,46 +141,93 @@ def looked_up(
         for word in _WORD.findall(part)
         if re.search(r"[./]\w", word) and not may_be_secret("", word)
     ]
-    shapes = ((texts, _LOOKED_FOR), (may_fail, _WORD))
-    vain = (_paths(words, shape, shown, one) for words, shape in shapes for one in works)
-    for path in itertools.chain(itertools.islice(itertools.chain(*vain), MOST), before):
+    is_file = lambda word: _FILE.fullmatch(os.path.basename(word)) and not may_be_secret("", word)  # noqa: E731
+    stated = (_WRITES.sub(" ", _REMOVES.sub("", text)) for text, home in zip(texts, homes, strict=True) if home)
+    named = filter(is_file, _words(stated, _WORD))
+    vain = (
+        _whole(_words(texts, _LOOKED_FOR), known, works),
+        _whole(may_fail, known, works),
+        _before(texts, known, work, read),
+        _whole(named, known, works),
+    )
+    for path in itertools.chain(*(itertools.islice(one, MOST) for one in vain)):
         if counts(path) and counts(f"{path}/.") and not os.path.exists(path):
             found[path] = ""
+            if len(found) >= MOST:
+                log.warning("it looks for more than %d names; the others do not count", MOST)
+                break
+    for path in itertools.islice(_whole(_words(texts, _FOUND), known, works), MOST):
+        if counts(path) and counts(f"{path}/.") and is_old(path):
+            found[f"!{path}"] = path
+    runnable = _words(texts, _RUNNABLE)
     for one in works:
-        there = itertools.islice(_paths(texts, _FOUND, shown, one), MOST)
-        found |= {f"!{path}": path for path in there if counts(path) and counts(f"{path}/.") and is_old(path)}
-        for path in itertools.islice(_paths(texts, _RUNNABLE, shown, one), MOST):
+        for path in itertools.islice(_whole(runnable, known, [one]), MOST):
             if counts(path) and (is_old(path) if os.path.exists(path) else one == work):
                 found[f"?{path}"] = _program(path, env)
     return dict(sorted(found.items())[:MOST])
 
 
-def _named(texts: Iterable[str], env: Mapping[str, str], work: str) -> Iterator[str]:
+def in_place(text: str, folder: str, work: str) -> str:
+    """``text`` of a script in ``folder``, with the places that it takes from where it lies and starts."""
+    text = _OWN_FOLDER.sub(lambda one: folder + (one[1] or ""), text.partition("\0")[0])
+    return _WORKING_FOLDER.sub(lambda _: work, text)
+
+
+def _plain(texts: Iterable[str], env: Mapping[str, str], work: str) -> tuple[list[str], dict[str, list[str]]]:
+    """``texts`` with names in one piece, and the values of the variables in them that may be shown."""
+    texts = [text.partition("\0")[0] for text in texts]  # a script that unpacks itself has its data behind its text
+    texts = [_DEFAULT.sub(lambda one: env.get(one[1]) or one[2], text) for text in texts]
+    texts = [re.sub(r"[\"']\)?[ \t]*/[ \t]*[\"']", "/", text) if "/" in text else text for text in texts]
+    texts = [_JOINED.sub(lambda one: re.sub(r"[\"'][ \t]*,[ \t]*[\"']", "/", one[0]), text) for text in texts]
+    texts = [
+        _BRACES.sub(lambda one: " ".join(f"{one[1]}{part}{one[3]}" for part in one[2].split(",")), text)
+        for text in texts
+    ]
+    known = {name: [value] for name, value in env.items() if not may_be_secret(name, value)}
+    given = ((name, [value]) for text in texts for name, value in _LOCAL.findall(text))
+    loops = ((name, words.split()[:_VALUES]) for text in texts for name, words in _LOOP.findall(text))
+    for name, words in itertools.islice(itertools.chain(given, loops), MOST):
+        if len(before := known.get(name, [])) < _VALUES:
+            values = (one for word in words for one in _expansions(word.strip("\"'"), known))
+            shown = (one for one in values if one not in before and not may_be_secret(name, one))
+            known[name] = [*before, *itertools.islice(shown, _VALUES - len(before))]
+    return texts, known
+
+
+def _expansions(word: str, known: Mapping[str, list[str]]) -> list[str]:
+    """``word`` with each of the values that its variables have."""
+    out = [word]
+    for found in _VARIABLE.finditer(word):
+        if values := known.get(found[1] or found[2]):
+            out = [one.replace(found[0], value) for one in out for value in values][:_VALUES]
+            out = [one for one in out if len(one) < _LONGEST]
+    return out
+
+
+def _named(texts: Iterable[str], known: Mapping[str, list[str]], work: str) -> Iterator[str]:
     """The paths that the words of ``texts`` name, without what is no name in ``work``: most are none, and to ask a
     shared folder for each would take long."""
     here = set[str]()
     with contextlib.suppress(OSError):
         here.update(os.listdir(work))
-    paths = _paths(texts, _WORD, env, work)
+    paths = _whole(_words(texts, _WORD), known, [work])
     return (path for path in paths if os.path.dirname(path) != work or os.path.basename(path) in here)
 
 
-def _works(texts: Iterable[str], env: Mapping[str, str], work: str) -> list[str]:
+def _works(texts: Iterable[str], known: Mapping[str, list[str]], work: str) -> list[str]:
     """The folders that they work in."""
-    entered = itertools.islice((name for text in texts for name in _ENTERED.findall(text)), _SOURCES)
-    paths = (os.path.normpath(os.path.join(work, expanded(name.strip("\"'"), env))) for name in entered)
-    return [*dict.fromkeys([work, *(path for path in paths if not _NO_PATH.search(path) and os.path.isdir(path))])]
+    entered = [name.strip("\"'") for text in texts for name in _ENTERED.findall(text)][:_SOURCES]
+    return [work, *dict.fromkeys(path for path in _whole(entered, known, [work]) if os.path.isdir(path))]
 
 
 def globbed(texts: Collection[str], env: Mapping[str, str], work: str) -> dict[str, set[str]]:
     """Folder -> patterns of names in it that ``texts`` have."""
-    env = {name: value for name, value in env.items() if not may_be_secret(name, value)}
     out = dict[str, set[str]]()
-    texts = [text.partition("\0")[0] for text in texts]  # as in `looked_up`
+    texts, known = _plain(texts, env, work)
     words = (word for text in texts for word in _WORD.findall(_REMOVES.sub("", text)) if re.search(r"[*?]", word))
-    works = _works(texts, env, work)
-    for word in dict.fromkeys(itertools.islice(words, MOST)):
-        folder, name = os.path.split(expanded(word, env))
+    works = _works(texts, known, work)
+    for path in (one for word in dict.fromkeys(itertools.islice(words, MOST)) for one in _expansions(word, known)):
+        folder, name = os.path.split(path)
         if (
             len(name) < 256  # no longer name is one of a file
             and re.fullmatch(r"[*?]?[\w.-]+[\w.*?-]*", name)
@@ -147,35 +236,37 @@ def globbed(texts: Collection[str], env: Mapping[str, str], work: str) -> dict[s
         ):
             for one in works:
                 out.setdefault(os.path.realpath(os.path.join(one, folder)), set()).add(name)
-    return {
-        at: found for at, found in out.items() if len(found) <= _PATTERNS
-    }  # more stand in a program, not in a shell
+    for at in [at for at, found in out.items() if len(found) > _PATTERNS]:  # they stand in a program, not in a shell
+        log.info("its %d patterns of names in %s do not count: more than %d", len(out.pop(at)), at, _PATTERNS)
+    return out
 
 
 def listed(texts: Iterable[str], env: Mapping[str, str], work: str, folders: Collection[str]) -> set[str]:
     """Which of ``folders``, that were listed, ``texts`` name, with those below them; not those the job works in."""
-    texts = [*texts]
-    named = {os.path.realpath(path) for one in _works(texts, env, work) for path in _named(texts, env, one)}
+    texts, known = _plain((re.sub(r"/\*+(?=[\s\"'/;&|)]|$)", "", text) for text in texts), env, work)
+    named = {os.path.realpath(path) for one in _works(texts, known, work) for path in _named(texts, known, one)}
     named = {path for path in named & {*folders} if not f"{work}/".startswith(f"{path.rstrip('/')}/")}
     below = tuple(f"{path}/" for path in named)
     return {path for path in folders if path in named or path.startswith(below)} if named else named
 
 
-def _before(texts: list[str], env: Mapping[str, str], work: str, read: Collection[str]) -> Iterator[str]:
+def _before(texts: list[str], known: Mapping[str, list[str]], work: str, read: Collection[str]) -> Iterator[str]:
     """Where a module, header or library may lie that would be taken instead of one that was ``read``, or of none."""
-    lists = [value.split(":") for name, value in env.items() if ":" in value and decides(name)]
-    lists.append([folder for text in texts for folder in _INCLUDED.findall(text)])
+    lists = [value.split(":") for name, values in known.items() if decides(name) for value in values if ":" in value]
+    lists += [re.split(r"[\s:]+", found) for text in texts for found in _LISTS.findall(text)]
+    sources = dict.fromkeys(os.path.dirname(path) for path in sorted(read) if path.endswith(_SOURCE))
+    lists.append([*sources, *(folder for text in texts for folder in _INCLUDED.findall(text))])
     for folders in ([*dict.fromkeys(filter(None, one))][:_FOLDERS] for one in lists):
-        folders = [os.path.normpath(os.path.join(work, expanded(folder, env))) for folder in folders]
-        for number, folder in enumerate(map(os.path.realpath, folders[1:]), 1):
+        folders = [*map(os.path.realpath, _whole(folders, known, [work]))]
+        for number, folder in enumerate(folders[1:], 1):
             for path in (path for path in read if path.startswith(f"{folder}/")):
                 yield from (os.path.join(one, os.path.relpath(path, folder)) for one in folders[:number])
-    started = (os.path.join(work, expanded(name, env)) for text in texts for name in _STARTED.findall(text))
-    sources = [*dict.fromkeys([work, *(os.path.dirname(os.path.normpath(path)) for path in started)])][:_SOURCES]
+    started = map(os.path.dirname, _whole(_words(texts, _STARTED), known, [work]))
+    folders = [*dict.fromkeys([work, *started])][:_SOURCES]
     for name in dict.fromkeys(name for text in texts for name in _IMPORTED.findall(text)):
-        ways = [os.path.join(folder, f"{name}{end}") for folder in sources for end in (".py", "/__init__.py")]
-        if not any(map(os.path.lexists, ways)):
-            yield from ways
+        for folder in folders:
+            ways = [os.path.join(folder, f"{name}{end}") for end in ("/__init__.py", ".py")]  # in this order
+            yield from itertools.takewhile(lambda path: not os.path.lexists(path), ways)
 
 
 def placed(texts: Iterable[str], env: Mapping[str, str], work: str, targets: Collection[str], *, failed: bool) -> bool:
@@ -248,9 +339,16 @@ def _program(name: str, env: Mapping[str, str]) -> str:
     return os.path.realpath(found) if found else ""
 
 
-def _paths(texts: Iterable[str], what: re.Pattern[str], env: Mapping[str, str], work: str) -> Iterator[str]:
-    """The paths that the first words of ``texts`` name, as far as they are whole there."""
+def _words(texts: Iterable[str], what: re.Pattern[str]) -> list[str]:
+    """The first words of ``texts`` that are ``what``."""
     words = (next(filter(None, found.groups()), found[0]) for text in texts for found in what.finditer(text))
-    for word in dict.fromkeys(itertools.islice(words, _WORDS)):
-        if not _NO_PATH.search(path := expanded(word, env)):
-            yield os.path.normpath(os.path.join(work, path))
+    return [*dict.fromkeys(itertools.islice(words, _WORDS))]
+
+
+def _whole(words: Iterable[str], known: Mapping[str, list[str]], folders: Sequence[str]) -> Iterator[str]:
+    """The paths that ``words`` name in each of ``folders``, as far as they are whole."""
+    for path in dict.fromkeys(one for word in words for one in _expansions(word, known)):
+        if path.startswith("~/") and known.get("HOME"):
+            path = known["HOME"][0] + path[1:]
+        if not _NO_PATH.search(path):
+            yield from (os.path.normpath(os.path.join(folder, path)) for folder in folders)

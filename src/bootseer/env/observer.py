@@ -33,8 +33,9 @@ _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot",
 _SYSTEM += ["/var/lib", "/var/cache"]
 _STANDARD_LIBRARY = pattern(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
 _BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc(?:\.\d+)?$")
-_OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
-"""What git and builds keep in a source tree for themselves, and change when they only look."""
+_OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|\.git/(?:modules/.*/)?objects/|/[^/]+\.egg-info/")
+"""What git and builds keep in a source tree for themselves, and change when they only look; what the names of objects
+say, branches and tags say, too."""
 _BUILT = pattern(r"/build/(?:lib|temp|bdist)\b[^/]*/|/(?:debug|release)/(?:deps|incremental|\.fingerprint)/")
 """What builds of Python packages and of cargo leave."""
 _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
@@ -57,7 +58,6 @@ _SEARCHED = 4 << 20
 _LOOKED_AT, _LOOK_SECONDS = 64 << 20, 5.0
 """Bytes of files that the command read, and seconds, that are spent to look for variables: the job waits."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
-_OF_PROJECT = (*sorted(_PROJECT), "MANIFEST.in")
 _NEVER = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL}
 """A kernel or a container that lets nobody observe; other errors pass."""
 CLOCK_REALTIME_COARSE = 5
@@ -117,7 +117,7 @@ class Observer:
         self._failure = opens.failure and f"what the command read is not known: {opens.failure}"
         if not self.unobserved and not self._failure:
             try:
-                texts = [text.decode("utf-8", "replace") for text in self._scripts() if caches.OPTION in text]
+                texts = [text.decode("utf-8", "replace") for _, text in self._scripts() if caches.OPTION in text]
                 named = [folder for text in texts for folder in caches.named(text, self._spec.env, self._work)]
                 self._excluded += tuple(f"{folder}/" for one in named for folder in {one, os.path.realpath(one)})
                 self._found = self._inputs(opens)
@@ -145,6 +145,8 @@ class Observer:
         digests = inputs.Digests(self._spec, self._config, inputs.PUBLISHING_SECONDS)
         files = {path: digests.of(path) for path, was in fixed.items() if not was}
         files |= {path: digests.of_text(path, data) for path, data in self._before.items()}
+        indexes = (path for path in self._opens.seen if path.endswith(inputs.INDEX) and not self._excludes(path))
+        files |= {path: digest for path in indexes if (digest := digests.of(path)) not in ("", "?")}
         used = self._used(self._opens, digests)
         for path, state in self._found.items():
             if path not in self._before and _state(self._spec, path) != state:
@@ -157,24 +159,30 @@ class Observer:
     def moves(self) -> bool:
         """Whether the command's text, or one that it read, may rename or link something, as far as is known: into an
         overlay nothing can be, from outside."""
-        return any(_MOVES.search(_COMMENT.sub(b"", text)) for text in self._scripts())
+        return any(_MOVES.search(_COMMENT.sub(b"", text)) for _, text in self._scripts())
 
     def scripts(self) -> Iterator[str]:
-        """`_scripts`, as far as names are looked for in them."""
+        return (text for _, text in self._placed_scripts())
+
+    def _placed_scripts(self) -> Iterator[tuple[str, str]]:
+        """`_scripts`, as far as names are looked for in them, each with its folder; that is empty for what the command
+        has made."""
         left = _SEARCHED
-        for data in self._scripts():
-            yield data[:left].decode("utf-8", "replace")
+        for path, data in self._scripts():
+            folder = os.path.dirname(path)
+            text = names.in_place(data[:left].decode("utf-8", "replace"), folder, self._work)
+            yield folder if path in self._found or folder == self._work else "", text
             left -= len(data[:left])
 
-    def _scripts(self) -> Iterator[bytes]:
-        """The command's own text, and those that it read."""
-        yield os.fsencode(" ".join(self._spec.command))
+    def _scripts(self) -> Iterator[tuple[str, bytes]]:
+        """The command's own text, and those that it read, with their paths."""
+        yield os.path.join(self._work, "."), os.fsencode(" ".join(self._spec.command))
         for path, data in self._opens.texts.items() if self._opens else ():
             if self._counts(path) and not self._of_package(path):
                 source = _BYTE_CODE.sub(r"\1.py", path)
                 text = data if source == path else inputs.text_of(self._spec, source)
                 if inputs.is_script(text):
-                    yield text
+                    yield source, text
 
     def _used(self, opens: Opens, digests: inputs.Digests) -> dict[str, str | None]:
         """The variables that occur in what was read. Of a project's sources, which an installer only copies, those
@@ -205,13 +213,19 @@ class Observer:
     def _names(self, opens: Opens, folders: Mapping[str, list[str]]) -> dict[str, str]:
         if self._spec.contained:
             return {}
-        texts = [*self.scripts()]
         found = names.looked_up(
-            texts, opens.started, self._spec.env, self._work, self._found, self._counts, self._is_old
+            self._placed_scripts(), opens.started, self._spec.env, self._work, self._found, self._counts, self._is_old
         )
-        roots = {os.path.dirname(path) for path in self._found if os.path.basename(path) in _PROJECT}
-        asked = (os.path.join(root, name) for root in sorted(roots) for name in _OF_PROJECT)
-        found |= {path: "" for path in asked if self._counts(path) and not os.path.exists(path)}
+        asked = (
+            os.path.join(os.path.dirname(path), name)
+            for path in self._found
+            if "/node_modules/" not in path
+            for name in names.BESIDE.get(os.path.basename(path), ())
+        )
+        texts = [text for _, text in self._placed_scripts()]
+        settings = variables.settings_of(texts, self._spec.env, unseen=False)
+        homes = (path for name, path in settings if name.startswith("~"))
+        found |= {path: "" for path in itertools.chain(asked, homes) if self._counts(path) and not os.path.exists(path)}
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
         return {name: real for name, real in found.items() if inputs.is_text(name + real)}
@@ -301,7 +315,12 @@ class Observer:
         wanted = patterns | (globs or set())
         inside = inputs.sources(self._spec, folder, wanted) if wanted else []
         mine = {kind: [os.path.join(folder, name) for name in fnmatch.filter(inside, kind)] for kind in wanted}
-        kinds = {one for one, paths in mine.items() if (paths or one in patterns) and all(map(self._is_read, paths))}
+        is_listed = globs is None and folder in opens.folders and self._is_as_was(folder)
+        kinds = {
+            one
+            for one, paths in mine.items()
+            if (paths or one in patterns) and ((is_listed and one in patterns) or all(map(self._is_read, paths)))
+        }
         if globs is not None:
             return [*kinds, *inputs.sources(self._spec, folder, kinds)] if kinds else []
         unread, listed = set[str](), True
@@ -313,7 +332,7 @@ class Observer:
                 listed = listed and path in opens.folders
         if listed and not unread and (kinds or any(path.startswith(f"{folder}/") for path in self._found)):
             return [inputs.ALL, *inputs.sources(self._spec, folder, [inputs.ALL])]
-        kinds -= {*unread, "*"}
+        kinds -= {*(unread - patterns if is_listed else unread), "*"}
         return [*kinds, *inputs.sources(self._spec, folder, kinds)] if kinds else []
 
     def _is_read(self, path: str) -> bool:
@@ -323,8 +342,11 @@ class Observer:
         """Whether it is of a program; where the job's own folder lies says nothing of it."""
         return bool(_OF_PACKAGES.search(path.removeprefix(self._work)))
 
+    def _excludes(self, path: str) -> bool:
+        return path.startswith(self._excluded) and not path.startswith(inputs.SHARED_MEMORY)
+
     def _counts(self, path: str) -> bool:
-        if path.startswith(self._excluded) and not path.startswith(inputs.SHARED_MEMORY):
+        if self._excludes(path):
             return False
         own = _STANDARD_LIBRARY.search(path) or _OF_TOOLS.search(path) or caches.CONTENT in path
         return not own and not only_credentials(os.path.basename(path))

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from bootseer.env import hardware
 from bootseer.patterns import pattern
 
 _USED = pattern(
     r"\$(?!ENV\{)\{?[!#]?([A-Za-z_]\w*)|\$\(([A-Za-z_]\w*)\)|[\"']([A-Za-z_]\w+)[\"']"
-    r"|(?:\b(?:environ(?:\.get)?\s*[\[(]|(?:getenv|env::var|env!)\s*\(|process\.env[.\[]|ENV(?:IRON)?[\[{])"
+    r"|(?:\b(?:environ(?:\.get)?\s*[\[(]|(?:getenv|env::var|(?:option_)?env!)\s*\(|process\.env[.\[]|ENV(?:IRON)?[\[{])"
     r"|\bprintenv[ \t]+|(?:\[|\btest)[ \t]+(?:![ \t]+)?-v[ \t]+|(?m:^)[ \t]*ifn?def[ \t]+)\s*[\"']?([A-Za-z_]\w*)"
     r"|%\(([A-Za-z_]\w*)\)s"
 )
@@ -73,6 +74,8 @@ _TOOLS = {
     "poetry": ("POETRY_",),
     "pdm": ("PDM_",),
     "pixi": ("PIXI_",),
+    "curl": ("CURL_HOME",),
+    "wget": ("WGETRC",),
 }
 _SAME_AS = {"uvx": "uv", "npx": "npm", "mamba": "conda", "micromamba": "conda", "pip3": "pip"}
 _NO_MATTER = pattern(
@@ -89,6 +92,8 @@ SETTINGS = {
     "conda": ("/etc/conda/.condarc", "~/.condarc", "~/.mambarc", "$CONDARC"),
     "poetry": ("~/.config/pypoetry/config.toml", "poetry.toml"),
     "pdm": ("~/.config/pdm/config.toml", "pdm.toml"),
+    "curl": ("~/.curlrc", "~/.config/curlrc", "$CURL_HOME/.curlrc"),
+    "wget": ("~/.wgetrc", "$WGETRC"),
 }
 """Where they have settings. What is not absolute may lie in a folder above, too."""
 PROJECTS = {
@@ -111,7 +116,7 @@ _OWN_FOLDER = pattern(r"\$\(cd (\$\(dirname [^)]*\))[^)]*\)|\$\(dirname [^)]*\)|
 _VARIABLE = pattern(r"\$(?:\{(\w+)\}|(\w+))")
 
 
-def counted(texts: Iterable[str], env: Mapping[str, str], *, all_tools: bool) -> set[str]:
+def counted(texts: Collection[str], env: Mapping[str, str], *, all_tools: bool) -> set[str]:
     """The names of variables in ``env`` that decide what the ``texts`` (of a command and its scripts) do; with
     ``all_tools`` the settings of all installers, as there are scripts that cannot be read."""
     found, tools = set[str](), set(_TOOLS) if all_tools else set[str]()
@@ -123,7 +128,9 @@ def counted(texts: Iterable[str], env: Mapping[str, str], *, all_tools: bool) ->
         found |= _by_name(text, env)
     prefixes = tuple(prefix for tool in tools for prefix in _TOOLS[tool])
     settings = {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
-    return found | settings | set(filter(_OF_COMPILERS.fullmatch, env))
+    compilers = set(filter(_OF_COMPILERS.fullmatch, env))
+    texts = [*texts, *(env[name] for name in compilers)]
+    return found | settings | compilers | set().union(*map(hardware.counted, texts))
 
 
 def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
@@ -136,7 +143,10 @@ def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
         own = {name for found in _ASSIGNED.findall(text) for name in found}
         unset = {name for name in unset if kinds[name] == 2 or name not in own}
     return (
-        unset | {name for name in names if name in env and not _is_set(text, name, first[name])} | _by_name(text, env)
+        unset
+        | {name for name in names if name in env and not _is_set(text, name, first[name])}
+        | _by_name(text, env)
+        | hardware.counted(text)
     )
 
 
