@@ -81,6 +81,16 @@ def trusted(path: Path) -> Path:
     return path
 
 
+def trusted_file(path: Path) -> None:
+    """Raises `ConfigError` when somebody else could change what is in the file, or put another one in its place, as
+    far as owners and modes say, and the error of the file system when it cannot be found."""
+    with doing(f"read {path}"):
+        real = settled(path)
+        found = real.stat()
+    if stat.S_ISREG(found.st_mode) and (not known(found.st_uid) or _others_write(found)):
+        raise ConfigError(f"others can write to {real}", hint=f"chown root {real}; chmod go-w {real}")
+
+
 def settled(path: Path, *, follow: bool = True) -> Path:
     """``path`` without links, for root to use by name: nobody else can lead it elsewhere. What is missing of it stays
     as it is written, and so does a link at its end without ``follow``. Raises `ConfigError` when somebody else could

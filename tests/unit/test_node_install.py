@@ -115,3 +115,20 @@ def test_two_at_once_do_not_drop_each_others_part(unit: Path, monkeypatch: pytes
         node("install", unit, "--csi", "--unit=-")
     node("install", unit, "--csi")
     assert served(unit) == "--csi"
+
+
+@pytest.mark.parametrize("which", ["program", "settings"])
+def test_what_others_can_write_to_is_not_run_as_root(unit: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    """Red before: only the folders were looked at, and of the settings only a file that was named."""
+    files = {"program": unit.with_name("bootseer"), "settings": unit.with_name("bootseer.toml")}
+    for file in files.values():
+        file.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(files["program"])])
+    monkeypatch.setattr("bootseer.config.DEFAULT_FILE", files["settings"])
+    monkeypatch.delenv("BOOTSEER_CONFIG", raising=False)
+    node("install", unit)
+    unit.unlink()
+    files[which].chmod(0o757)
+    with pytest.raises(ConfigError, match=f"others can write to {files[which]}"):
+        node("install", unit)
+    assert not unit.exists()

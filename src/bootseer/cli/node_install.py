@@ -25,7 +25,7 @@ from bootseer.errors import (
     doing,
     extra,
 )
-from bootseer.folders import private_folder, settled
+from bootseer.folders import private_folder, trusted_file
 from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
 from bootseer.node import unit as units
@@ -103,7 +103,7 @@ def install(
     wrote: list[Path] = []
     if not check:
         site.check_program()
-        settled(Path(program[0]))
+        trusted_file(Path(program[0]))
         with doing(f"write {unit}"):
             jobfolder.write(unit, text.encode(), 0o644)
         wrote = [unit, *(site.install(slurm_dir, seconds) if slurm else [])]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import stat
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import bootseer
+from bootseer import config
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, doing
-from bootseer.folders import private_folder, trusted
+from bootseer.folders import private_folder, trusted, trusted_file
 from bootseer.slurm import jobfolder
 
 PREFIX = Path("/etc/bootseer/slurm")
@@ -192,21 +192,12 @@ def _try(named: str | None) -> None:
 
 
 def check_program() -> None:
-    """Raises `ConfigError` when others could change this program, or the settings named, with which root is to run."""
+    """Raises `ConfigError` when others could change this program, or the settings, with which root is to run."""
     for path in (Path(sys.prefix), Path(bootseer.__file__).parent):
         trusted(path.resolve())
-    if named := os.environ.get("BOOTSEER_CONFIG"):
-        _check_settings(Path(named))
-
-
-def _check_settings(path: Path) -> None:
-    """Raises `ConfigError` when somebody else could change the settings by which root mounts images."""
-    with doing(f"read {path}"):
-        path = path.resolve(strict=True)
-        found = path.stat()
-    trusted(path.parent)
-    if stat.S_ISREG(found.st_mode) and (found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022):
-        raise ConfigError(f"others can write to {path}", hint=f"chown root {path}; chmod go-w {path}")
+    named = os.environ.get("BOOTSEER_CONFIG")
+    if named or config.DEFAULT_FILE.exists():
+        trusted_file(Path(named or config.DEFAULT_FILE))
 
 
 def _is_ours(path: Path) -> bool:
