@@ -50,8 +50,13 @@ def _default_cache() -> str:
 def _default_state() -> str:
     if _has_roots_folders():
         return "/run/bootseer"
-    below = os.environ.get("XDG_RUNTIME_DIR", "")
-    return os.path.join(below if os.path.isabs(below) else _own_temporary(), "bootseer")
+    if os.path.isabs(below := os.environ.get("XDG_RUNTIME_DIR", "")):
+        return os.path.join(below, "bootseer")
+    # where somebody else was quicker to make that in /tmp, and from then on
+    other = os.path.join(_default_cache(), f"state-{os.uname().nodename}")
+    own = _own_temporary()
+    theirs = os.path.lexists(own) and os.lstat(own).st_uid != os.geteuid()
+    return other if theirs or os.path.isdir(other) else os.path.join(own, "bootseer")
 
 
 def _default_tenant() -> str:

@@ -240,6 +240,48 @@ def test_root_of_a_user_namespace_with_one_id_has_folders_of_its_users(named: bo
     assert done.stdout.splitlines() == wanted, done.stderr
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["folder", "link", "file"])
+def test_a_neighbour_who_is_quicker_in_tmp_stops_no_starts(kind: str) -> None:
+    """Red before: where no XDG_RUNTIME_DIR is set, as in jobs of Slurm, mkdir /tmp/bootseer-UID ended each start of a
+    user. What was begun in the other folder goes on there."""
+    planted, program = (
+        Path("/tmp/bootseer-12346"),
+        (
+            "from bootseer.config import load; from bootseer.folders import private_folder; from pathlib import Path;"
+            " print(private_folder(Path(load().state_dir)))"
+        ),
+    )
+
+    def ask(home: Path) -> str:
+        alice = ["setpriv", "--reuid=12346", "--regid=12346", "--clear-groups", sys.executable, "-c", program]
+        env = {"PATH": os.environ["PATH"], "HOME": str(home)}
+        done = subprocess.run(alice, env=env, cwd=home, capture_output=True, text=True, timeout=60)
+        return done.stdout.strip() or done.stderr
+
+    with tempfile.TemporaryDirectory(prefix="private-", dir="/var/lib") as base:
+        os.chmod(base, 0o755)
+        home = Path(base, "home")
+        home.mkdir()
+        os.chown(home, 12346, 12346)
+        try:
+            assert ask(home) == str(planted / "bootseer")
+            shutil.rmtree(planted)
+            if kind == "folder":
+                planted.mkdir(mode=0o777)
+            elif kind == "link":
+                planted.symlink_to(home)
+            else:
+                planted.touch()
+            os.chown(planted, 65534, 65534, follow_symlinks=False)
+            other = ask(home)
+            assert other.startswith(f"{home}/.cache/bootseer/state-")
+            planted.rmdir() if kind == "folder" else planted.unlink()
+            assert ask(home) == other
+        finally:
+            planted.unlink() if planted.is_symlink() or planted.is_file() else shutil.rmtree(planted, True)
+
+
 def test_folders_are_spread_over_the_disk_where_the_file_system_can(tmp_path: Path) -> None:
     """Of ext4: where thousands of files were just deleted in one of them, others are not made more slowly."""
     for folder in (tmp_path, tmp_path, Path("/proc"), tmp_path / "none"):
