@@ -46,7 +46,8 @@ def section(name: str, report: Report) -> Iterator[str]:
     yield from variants(report.runs)
 
 
-_TOLD = ("--nodes", "--rate", "--parts", "--variants")
+_TOLD = ("--nodes", "--rate", "--scenario", "--parts", "--variants")
+"""Not those with a path of the machine where it ran."""
 
 
 def command(report: Report) -> str:
@@ -54,8 +55,9 @@ def command(report: Report) -> str:
     name, against, _ = report.name.partition("-against")
     name, quick, _ = name.partition("-quick")
     verb = "scripts/demo --full" if name == "demo" else f"scripts/bench {name}{' --quick' if quick else ''}"
-    told = {option: value for option, value in itertools.pairwise(report.argv) if option in _TOLD}
-    size = "".join(f" {option} {value}" for option, value in told.items())
+    told = [(option, value) for option, value in itertools.pairwise(report.argv) if option in _TOLD]
+    told = [one for one in told if not any(value.startswith("/") for name, value in told if name == one[0])]
+    size = "".join(f" {option} {value}" for option, value in told)
     return f"{verb}{size}{' --against DIR' if against else ''} {'--output' if name == 'demo' else '--out'} report.json"
 
 

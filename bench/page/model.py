@@ -38,7 +38,8 @@ SHOWN = (64, 512, 10_000)
 def jobs(reports: dict[str, Report]) -> dict[str, Job]:
     """The jobs that the model knows."""
     return {
-        "light": _light(reports["cluster-known"], reports["cluster"]),
+        "light": (light := _light(reports["cluster-known"], reports["cluster"])),
+        "sizes": _sizes(light, reports["cluster-size"]),
         "torch": _torch(reports["demo"], reports["image"]),
     }
 
@@ -70,12 +71,35 @@ def _light(known: Report, wide: Report) -> Job:
     )  # fmt: skip
 
 
+def _sizes(light: Job, sizes: Report) -> Job:
+    """The same job on more and more nodes, all of one commit. The model is made from its start on one node; a report
+    without one is compared with the one on record."""
+    groups = [good(sizes, name) for name in dict.fromkeys(run.variant for run in sizes.runs)]
+    again = [_of_cluster(runs, sizes) for runs in groups if runs]
+    if again[0].nodes > 1:
+        again.insert(0, light.starts["again"][0])
+    else:
+        one, hot, checkpoint = (
+            statistics.median(run.details[name] for run in groups[0])
+            for name in ("node_bytes", "hot_bytes", "checkpoint_bytes")
+        )
+        size = {"image": int(hot), "env": int(one - hot - checkpoint), "init": int(checkpoint)}
+        again[0] = msgspec.structs.replace(again[0], size=size)
+    return msgspec.structs.replace(light, reports=["cluster-size"], starts={**light.starts, "again": again})
+
+
 def _ready(run: Run) -> float:
     return float(run.details["node_bytes"])
 
 
 def _middle(runs: Sequence[Run], of: Callable[[Run], float]) -> float:
     return round(statistics.median(map(of, runs)), 3)
+
+
+def _usual(run: Run) -> Mapping[str, float]:
+    """Stages of the median node; of older reports each on the node that was slowest in it."""
+    found: Mapping[str, float] = run.details.get("median_stages", run.stages)
+    return found
 
 
 def _of_cluster(
@@ -86,7 +110,7 @@ def _of_cluster(
     return Measured(
         nodes=nodes, runs=len(runs), rate_mbit=float(report.argv[report.argv.index("--rate") + 1]), store=store,
         seconds=_middle(runs, lambda run: run.seconds or 0.0),
-        stages={name: round(statistics.median(run.stages[name] for run in runs), 3) for name in STAGES},
+        stages={name: round(statistics.median(_usual(run)[name] for run in runs), 3) for name in STAGES},
         size={name: int(count) for name, count in size.items()},
         cpu_seconds=_middle(runs, lambda run: run.details["cpu_seconds"] / nodes),
         spread=sorted(round(ratio, 3) for ratio in ratios),
@@ -127,14 +151,14 @@ def _torch(demo: Report, image: Report) -> Job:
 
 
 def compared(job: Job) -> list[tuple[Measured, str, float, float]]:
-    """Every start that was measured by stage (or ``start``): seconds of the last node, and the same by the model."""
+    """Every start that was measured: its last node (``start``) and its stages, in seconds, and by the model."""
     known = ways(job)
     found: list[tuple[Measured, str, float, float]] = []
     for one in job.starts["again"]:
         way = known["bootseer"] if one.store == "hdfs" else from_registry(known["bootseer"])
         made = simulate(way, site_of(job, one), one.nodes)
         pairs = {"start": (one.seconds, max(made.ready))}
-        pairs |= {stage: (seconds, max(made.stages[stage])) for stage, seconds in one.stages.items()}
+        pairs |= {stage: (seconds, statistics.median(made.stages[stage])) for stage, seconds in one.stages.items()}
         found += [(one, part, measured, model) for part, (measured, model) in pairs.items()]
     return found
 
@@ -153,7 +177,8 @@ def shown(text: str) -> str:
 def page(text: str, reports: dict[str, Report]) -> str:
     """The page with its tables anew."""
     assumed = "\n".join(f"- {line}" for line in ASSUMED)
-    shown = "\n".join(rows(jobs(reports)["light"]))
+    known = jobs(reports)
+    shown = "\n".join(dict.fromkeys(line for name in ("sizes", "light") for line in rows(known[name])))
     return _BETWEEN.sub(lambda _: f"{assumed}\n\n## Beside what was measured\n{_HEAD}{shown}\n", text)
 
 

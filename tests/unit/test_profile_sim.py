@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 pytest.importorskip("simpy", reason="needs the extra sim")
 
 from bench.page import model as pages
+from bench.page import reports
 from bootseer.errors import NotFoundError
 from bootseer.profile import analysis
 from bootseer.profile.sim import measured, sweep
@@ -135,6 +136,20 @@ def test_whole_starts_that_the_links_decide_are_within_a_tenth() -> None:
     }
     assert set(off) == {(1, "hdfs"), (8, "hdfs"), (8, "registry"), (8, "mirror")}
     assert all(abs(one) <= pages.WITHIN for one in off.values()), off
+
+
+def test_sizes_are_compared_with_a_start_on_one_node_of_their_own_where_there_is_one() -> None:
+    found = reports.load()
+    before = pages.jobs(found)
+    assert [one.nodes for one in before["sizes"].starts["again"]][-2:] == [2, 4]
+    (*_, run) = [one for one in found["cluster-size"].runs if one.variant == "size-2:again"]
+    alone = msgspec.structs.replace(run, variant="size-1:again", details={**run.details, "nodes": [run.seconds]})
+    others = [one for one in found["cluster-size"].runs if one.variant != alone.variant]
+    found["cluster-size"] = msgspec.structs.replace(found["cluster-size"], runs=[alone, *others])
+    after = pages.jobs(found)
+    one = after["sizes"].starts["again"][0]
+    assert (one.nodes, one.seconds, sum(one.size.values())) == (1, run.seconds, run.details["node_bytes"])
+    assert after["light"] == before["light"]
 
 
 def test_a_sweep_says_what_more_replicas_and_caches_buy() -> None:
