@@ -155,6 +155,8 @@ def test_an_environment_is_mounted_by_its_whole_name(site: Site) -> None:
     assert (code, "is a change to files of the image" in said) == ("INVALID_ARGUMENT", True)
     unknown = f"{'0' * 64}/{'0' * 64}"
     assert kubelet.refused(kubelet.volume(env=unknown, target="/opt/env"))[0] == "NOT_FOUND"
+    code, said = kubelet.refused(kubelet.volume(env="x" * 100_000))
+    assert (code, len(said) < 3000) == ("INVALID_ARGUMENT", True)
 
 
 def test_a_checkpoint_is_mounted_for_its_namespace(site: Site) -> None:

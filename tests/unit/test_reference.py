@@ -87,6 +87,14 @@ def test_what_is_no_reference(text: str) -> None:
         Reference.parse(text)
 
 
+@pytest.mark.parametrize("form", ["http://{}r.io/a", "http://{}r.io/a@sha256:12", "docker://{}r.io/A", "oci:/a:{}b d"])
+def test_a_login_in_what_is_no_reference_is_told_nobody(form: str) -> None:
+    """Red before: Slurm's hooks, the node daemon and the CSI driver wrote it into the log of the node."""
+    with pytest.raises(ConfigError) as found:
+        Reference.parse(form.format("https://user:geheim@" if "oci" in form else "user:geheim@"))
+    assert "geheim" not in str(found.value)
+
+
 @pytest.mark.parametrize(
     ("registry", "plain"),
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.errors import ConfigError
+from bootseer.profile.emit import redact
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _ALGORITHM = re.compile(r"(?:sha[0-9]+|blake3):")
@@ -51,9 +52,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         """Parse ``text``, without a look at any file; `ConfigError` when it is no reference. A registry reference
         without tag means ``latest``, and one without a registry ``docker.io``, with ``library/`` before a single name:
         as everywhere else."""
-        body, digest = text, ""
-        if "@" in text:
-            body, _, digest = text.rpartition("@")
+        body, digest, text = text, "", redact("", text)  # which is told, perhaps in the log of a node
+        if "@" in body:
+            body, _, digest = body.rpartition("@")
             if not _DIGEST.match(digest):
                 raise ConfigError(f"bad digest in image reference {text!r}", hint="it is sha256: and 64 hex digits")
         if (kind := next(filter(body.startswith, _FILES), "")) != "":

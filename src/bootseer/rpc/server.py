@@ -35,6 +35,8 @@ Codes = Sequence[tuple[type[Exception], StatusCode]]
 
 _STOP_SECONDS = 5.0
 _THREADS = 16
+_LONGEST = 2000
+"""Characters of what is answered and logged: it may have what a pod asked for in it, and gRPC refuses 16 KiB."""
 
 
 def serve(paths: Sequence[Path], services: Mapping[str, Calls], codes: Codes, part: Part) -> None:
@@ -113,7 +115,8 @@ async def _refuse(context: Any, name: str, exc: Exception, codes: Codes) -> None
     for kind, code in codes:
         if isinstance(exc, kind):
             expected = code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.ALREADY_EXISTS)
-            log.log(logging.DEBUG if expected else logging.WARNING, "%s: %s", name, exc)
-            await context.abort(code, f"bootseer: {exc}")
+            text = str(exc)[:_LONGEST]
+            log.log(logging.DEBUG if expected else logging.WARNING, "%s: %s", name, text)
+            await context.abort(code, f"bootseer: {text}")
     log.error("%s failed", name, exc_info=exc)
     await context.abort(grpc.StatusCode.UNKNOWN, f"bootseer: {name} failed: {type(exc).__name__}: {exc}")
