@@ -1,4 +1,4 @@
-"""What Slurm's accounting says: the output of Slurm 22.05, of newer ones as they are documented, and damaged ones."""
+"""What Slurm's accounting says: the output of Slurm 22.05 and 24.11, of others as they are documented, and damaged."""
 
 import json
 import time
@@ -45,6 +45,14 @@ def test_it_joins_what_a_start_under_srun_recorded():
     report = analyse(events.parse([*sacct.events(sacct.read(JSON).attempts), *lines]), ("llama-7b", "1.1.0", 0))
     assert [stage.stage for stage in report.stages] == ["alloc", "image"]
     assert report.elapsed_seconds == pytest.approx(11.1)
+
+
+def test_slurm_24_11():
+    found = sacct.read((GOLDEN / "sacct-24.11.json").read_bytes())
+    report = analyse(events.parse(sacct.events(found.attempts)), ("train", "1.0.0", 0))
+    assert (found.bad, report.queue_seconds, report.stage("alloc").max, report.gpus) == ([], 0, 0, 0)
+    assert [node.node for node in report.nodes] == ["n1", "n2", "n3", "n4"]
+    assert {node.stages["alloc"].attrs["team"] for node in report.nodes} == {"research"}
 
 
 def test_newer_json_has_numbers_and_states_of_other_shapes():
