@@ -192,6 +192,15 @@ def test_a_start_that_was_recorded_takes_what_it_took_and_longer_on_more_nodes()
         recorded(msgspec.structs.replace(report, startup_seconds=None), {})
 
 
+def test_nodes_of_which_the_scheduler_alone_knows_have_no_bytes_to_tell() -> None:
+    made = start(2)
+    for number in range(8):
+        made.span(f"n{number}", "alloc", -10.0, 0.0)
+    found = recorded(analysis.analyse(made.log()), {})
+    assert found.nodes == 8
+    assert [stage.size for stage in found.way.stages] == [100 * MB, 0, 1000 * MB]
+
+
 def test_time_outside_of_any_stage_is_part_of_a_start_that_was_recorded() -> None:
     """A job that notes its first stage and its last one only was told that it starts in no time."""
     made = StartUp("llama")
@@ -219,6 +228,7 @@ def test_a_start_that_took_no_time_has_come_to_its_first_step() -> None:
         (500, 12e9, 0.1, (20, 21)),  # all of it was there before it was loaded
         (500, 12e9, 0.0, (20, 21)),
         (1, 3e9, 30.0, (50, 50)),
+        (1, 144e9, 30.0, (49, 50)),  # with those of the image more than the link is said to carry
         (1, 0.0, 30.0, (50, 50)),
         (500, 0.0, 30.0, (50, 50)),
     ],
@@ -227,10 +237,10 @@ def test_a_recording_of_any_size_takes_its_time_there_and_its_work_on_one_node(
     nodes: int, fetched: float, load: float, alone: tuple[float, float]
 ) -> None:
     """A start of 50 s on 10,000 nodes was 111 s there, and 5 s on one node."""
-    made = StartUp("llama")
+    made, hot = StartUp("llama"), 90e9 if fetched == 144e9 else 1e8
     for number in range(nodes):
         name = f"n{number}"
-        made.span(name, "image", 0.0, 2.0, bytes_hot=1e8, link_rate=3e9)
+        made.span(name, "image", 0.0, 2.0, bytes_hot=hot, link_rate=3e9)
         made.span(name, "env", 2.0, 5.0)
         made.span(name, "import", 5.0, 15.0)
         made.span(name, "checkpoint_load", 15.0, 15.0 + load, fetched=fetched)

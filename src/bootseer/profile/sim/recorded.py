@@ -35,19 +35,21 @@ def recorded(report: JobReport, named: Mapping[str, Any]) -> Recorded:
     """The start-up of ``report`` as a way: image, environment, and all that comes after as one stage, whose bytes come
     in the stage that says so; all else of it is work on any number of nodes. ``named``: what is known of the site.
     Raises `NotFoundError` where the start-up has not ended."""
-    took = {node.node: _own(node) for node in report.nodes}
-    usual = median(took.values()) if took else 0.0
+    nodes = [node for node in report.nodes if any(stage not in _BEFORE for stage in node.stages)]  # else only of sacct
+    took = [_own(node) for node in nodes]
+    usual = median(took) if took else 0.0
     if not report.complete or usual <= 0:
         why = "took no time" if report.complete else "has come to no first step"
         raise NotFoundError(f"the last start-up in these events {why}", hint="name a folder or file of another one")
-    size = median(node.number("image", "bytes_hot") + node.number("image", "bytes_demand") for node in report.nodes)
-    loads = [_load(node) for node in report.nodes]
+    size = median(node.number("image", "bytes_hot") + node.number("image", "bytes_demand") for node in nodes)
+    loads = [_load(node) for node in nodes]
     fetched, load = median(count for count, _ in loads), median(seconds if count else 0.0 for count, seconds in loads)
-    image, env = (median(_seconds(node, stage) for node in report.nodes) for stage in ("image", "env"))
+    image, env = (median(_seconds(node, stage) for node in nodes) for stage in ("image", "env"))
     rate = max((node.number("image", "link_rate") for node in report.nodes), default=0.0)
     rest = max(0.0, usual - image - env - load)
     if rate:
-        needed = max(size / usual, fetched / (load + rest) if load + rest else 0.0)
+        within = ((size + fetched, usual - image), (fetched, load + rest))  # bytes, and the time in which they came
+        needed = max((count / seconds for count, seconds in within if seconds > 0), default=0.0)
         named = {"node_mbit": min(_MOST_MBIT, max(rate, needed) / _MBIT), **named}
     site = Site(**named)
 
@@ -57,7 +59,7 @@ def recorded(report: JobReport, named: Mapping[str, Any]) -> Recorded:
         return Way(name="as recorded", beside=beside, stages=(first, Stage(name="env", seconds=env), last))
 
     def missing(way: Way) -> float:
-        return usual - median(simulate(way, site, len(took)).ready)
+        return usual - median(simulate(way, site, len(report.nodes)).ready)
 
     beside = min(rest, max(0.0, fetched / (site.node_mbit * _MBIT) - load))  # the link takes longer than the load did
     way = told(beside, rest - beside)
@@ -73,7 +75,7 @@ def recorded(report: JobReport, named: Mapping[str, Any]) -> Recorded:
         way = told(beside, rest - beside)
         lacks = missing(way)
     way = told(beside, max(0.0, rest - beside + lacks))
-    return Recorded(way, len(took), sorted(one / usual for one in took.values() if one > 0), site)
+    return Recorded(way, len(report.nodes), sorted(one / usual for one in took if one > 0), site)
 
 
 def _load(node: NodeReport) -> tuple[float, float]:
