@@ -39,7 +39,7 @@ BENCHMARKS = {
     "stripefs": Benchmark("bench.stripes.stripefs", "striped files against one HDFS file, with faults and without",
                           "30 minutes, quick 10", "root, Hadoop, krb5-kdc, 4 GB of memory"),
     "env": Benchmark("bench.env.env", "environments: the first node, publication, mount, unpack; pip and uv",
-                     "12 minutes, quick 3", "root"),
+                     "15 minutes, quick 4", "root"),
     "caches": Benchmark("bench.env.caches", "compile caches: the first step (torch, JAX, Triton) cold, restored, warm",
                         "20 minutes, quick 5", "root, torch, gcc", peers=("jax",)),
     "packages": Benchmark("bench.env.packages", "one changed requirement, with the package caches of earlier commands",

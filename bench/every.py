@@ -37,7 +37,7 @@ COMMANDS = {
     "checkpoint-tensors": "bench checkpoint --quick --parts small,tensors --runs 5",
     "checkpoint-names": "bench checkpoint --parts names,random",
     "checkpoint-many": "bench checkpoint --quick --parts many --runs 5",
-    "env-quick": "bench env --quick --runs 5",
+    "env-quick": "bench env --quick --runs 5 --parts first,linked,hits,renewed,changed",
     "packages": "bench packages",
     "caches": "bench caches",
     "kubernetes": "bench kubernetes",

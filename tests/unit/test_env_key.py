@@ -156,6 +156,22 @@ def test_a_folder_of_too_many_entries_of_any_kind_is_refused(folder: Path, monke
         key.build(spec(folder, key_files=("more",)))
 
 
+def test_projects_have_together_no_more_files_than_a_key_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Red before: each of 100 had as many, while the start waited."""
+    monkeypatch.setattr(keyfile, "_FOLDER_LIMIT", 10)
+    for name in "abcd":
+        (folder / f"p{name}").mkdir()
+        for number in range(4):
+            (folder / f"p{name}/{number}.py").write_text("x")
+    files = keyfile.KeyFiles(spec(folder))
+    for name in ("pa", "pb", "pc", "pd"):
+        files.add_project(name, folder / name)
+    assert sorted(files.found) == ["pa", "pb"]
+    assert caplog.text.count("does not count for the key") == 2
+
+
 def test_a_pipe_that_takes_the_place_of_a_folder_is_not_waited_for(folder: Path) -> None:
     (folder / "pkg/inner").mkdir(parents=True)
     os.mkfifo(folder / "pkg/pipe")

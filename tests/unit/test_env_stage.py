@@ -844,6 +844,7 @@ def test_slow_digests_of_a_lookup_are_bounded(site: Site, tmp_path: Path, monkey
     assert digests.difference(inputs.Observed({name: "0" * 64 for name in names}))
     found = [digests.of(name) for name in names]
     assert found.count("?") == 30 - inputs.MAX_SLOW
+    assert digests.unread(names[-1]) == "more than 20 files and variables that the command read may hold a password"
 
 
 def test_only_signed_environments_are_used_where_there_is_a_key(

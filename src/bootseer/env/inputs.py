@@ -97,7 +97,7 @@ class Opened(msgspec.Struct, frozen=True):
         if reason := self.changed(spec):
             raise DataError(reason)
         if unread := [path for path, digest in files.items() if digest == "?"]:
-            raise DataError(f"{unread[0]}, which the command read, cannot be read")
+            raise DataError(digests.unread(unread[0]))
         return msgspec.structs.replace(self.known, files=files)
 
     def changed(self, spec: EnvSpec) -> str:
@@ -137,6 +137,12 @@ class Digests:
         if path not in self._known:
             self._known[path] = "?" if time.monotonic() > self._until else self._compute(path)
         return self._known[path]
+
+    def unread(self, path: str) -> str:
+        """Why the digest of ``path`` is ``"?"``."""
+        if self._slow_left < 0:
+            return f"more than {MAX_SLOW} files and variables that the command read may hold a password"
+        return f"{path}, which the command read, cannot be read"
 
     def _compute(self, path: str) -> str:
         kind = f"input {os.path.basename(path)!r}"

@@ -75,7 +75,7 @@ class KeyFiles:
         """As they were read, for what they name; not of credentials."""
         self._config = config
         self._spec = spec
-        self._left = _MOST
+        self._left, self._of_projects = _MOST, _FOLDER_LIMIT
         self._to_search = _SEARCHED
 
     def add(self, name: str, path: Path, *, required: bool, named: bool = True) -> None:
@@ -83,7 +83,7 @@ class KeyFiles:
         `ConfigError` when a ``required`` one cannot be read; another is left out then."""
         try:
             if required and path.is_dir():
-                self.found[name] = self._folder(path)
+                self.found[name] = self._folder(path, _OF_TOOLS, _FOLDER_LIMIT)
             else:
                 self._file(name, path, self._places(path if named else self._spec.folder / "x"))
         except OSError as exc:
@@ -96,10 +96,12 @@ class KeyFiles:
             log.info("%s does not count for the key: %s", path, exc)
 
     def add_project(self, name: str, path: Path) -> None:
-        """A folder of sources, without what builds leave in it; not one that is too large, or cannot be read."""
+        """A folder of sources, without what builds leave in it; not one that cannot be read. All together have at most
+        as many files as one key folder, as a start waits for them: what comes later does not count."""
         try:
-            self.found[name] = self._folder(path, _BUILT)
+            self.found[name] = self._folder(path, _BUILT, self._of_projects)
         except (OSError, ConfigError) as exc:
+            self._of_projects = 0 if isinstance(exc, ConfigError) else self._of_projects
             log.warning("%s does not count for the key: %s", path, exc)
 
     def _file(self, name: str, path: Path, places: tuple[str, ...]) -> None:
@@ -187,9 +189,9 @@ class KeyFiles:
         if self._left < 0:
             raise OSError(errno.EFBIG, f"key files have more than {_MOST >> 30} GiB")
 
-    def _folder(self, path: Path, without: re.Pattern[str] = _OF_TOOLS) -> FileInput:
+    def _folder(self, path: Path, without: re.Pattern[str], most: int) -> FileInput:
         """A folder as one input: hash over the names and contents of its files, links as text; ``without`` folders of
-        such names."""
+        such names. Raises `ConfigError` for more than ``most`` files."""
         rows: list[Any] = []
         size = 0
         root = self._spec.root_of(path) if self._spec.contained else ""
@@ -205,19 +207,20 @@ class KeyFiles:
                 folder = todo.pop()
                 with beneath.folder(folder, root=top) as fd, os.scandir(fd) as found:
                     kept = (one for one in found if not without.fullmatch(one.name) or not one.is_dir())
-                    items = sorted(itertools.islice(kept, _FOLDER_LIMIT + 1), key=lambda item: item.name)
+                    items = sorted(itertools.islice(kept, most + 1), key=lambda item: item.name)
                     inner = [one.name for one in items if one.is_dir(follow_symlinks=False)]
                     for name in (one.name for one in items if not one.is_dir(follow_symlinks=False)):
                         digest, length = self._row(name, fd)
                         size += length
                         rows.append([os.path.join(folder, name), digest])
-                        if len(rows) > _FOLDER_LIMIT:
+                        if len(rows) > most:
                             break
                 todo += [os.path.join(folder, name) for name in reversed(inner)]
                 folders_seen += 1
-                if max(len(items), len(rows), len(todo) + folders_seen) > _FOLDER_LIMIT:
+                if max(len(items), len(rows), len(todo) + folders_seen) > most:
                     hint = "name fewer files"
-                    raise ConfigError(f"key folder {path} holds more than {_FOLDER_LIMIT} files", hint=hint)
+                    raise ConfigError(f"key folder {path} holds more than {most} files", hint=hint)
+        self._of_projects -= len(rows) if without is _BUILT else 0
         listing = "".join(f"{found[:16]} {name}\n" for name, found in rows) if shown else ""
         return FileInput(sha256_of(rows), size, listing[:TEXT_LIMIT])
 

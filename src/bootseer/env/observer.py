@@ -152,7 +152,7 @@ class Observer:
             if path not in self._before and _state(self._spec, path) != state:
                 raise DataError(f"{path} changed while the command ran")
             if files.get(path) == "?":
-                raise DataError(f"{path}, which the command read, cannot be read")
+                raise DataError(digests.unread(path))
         known = inputs.Observed(files, folders, variables=used, names=self._names(self._opens, folders))
         return inputs.Opened(known, {path: was for path, was in fixed.items() if was})
 
