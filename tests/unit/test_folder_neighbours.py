@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from bootseer.backends.open import open_storage
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.objects import open_store
-from bootseer.stripefs import open_fs
+from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.localcopy import written
 from support import forked
 from support.startups import StartUp
@@ -226,3 +227,24 @@ def test_root_writes_where_its_own_links_and_devices_lead(store: Path, tmp_path:
     assert os.read(read, 99) == b"some bytes"
     os.close(read)
     os.close(write)
+
+
+def test_what_a_neighbour_puts_beside_them_hides_no_files(store: Path) -> None:
+    """Red before: a listing ended at a link that is not followed, a pipe or what is no whole pointer; fsspec's find was
+    empty then, and so was the newest checkpoint of a folder that others write to."""
+    theirs = store / "ck"
+    (theirs / "good").write_bytes(b"weights")
+    link(theirs / "away", "../../etc/secret")
+    link(theirs / "loop", "loop")
+    os.mkfifo(theirs / "pipe")
+    with open_fs(str(theirs)).create("torn") as out:
+        out.write(bytes(layout.PLAIN_BELOW))
+    (theirs / "torn").write_bytes((theirs / "torn").read_bytes()[:-9])
+    found = {one.path: one.size for one in open_fs(str(theirs)).ls() if not one.is_dir}
+    assert found["good"] == 7
+    assert found.keys() >= {"away", "torn"}
+    files = fsspec.filesystem("bsx+file", url=f"file://{theirs}")
+    assert files.cat("good") == b"weights"
+    assert "/good" in files.find("/")
+    with pytest.raises(DataError):
+        open_fs(str(theirs)).open("torn")

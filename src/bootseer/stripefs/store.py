@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -11,7 +12,7 @@ from blake3 import blake3
 from bootseer.backends.interface import FILE_MODE, Backend, Entry, clean, is_folder, join
 from bootseer.backends.open import Given, locate, open_storage
 from bootseer.backends.pool import parallel
-from bootseer.errors import DataError, NotFoundError, doing
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError, doing
 from bootseer.stripefs import layout, localcopy
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.claim import Save, begin
@@ -25,6 +26,8 @@ from bootseer.stripefs.files.striped import StripedFile, open_file
 from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -154,6 +157,11 @@ class StripeFS:
                 return of_entry(self.backend, join(path, entry.name), entry)
             except NotFoundError:
                 return None  # gone since
+            except UnavailableError:
+                raise
+            except BootseerError as exc:  # who opens it is told; it hides no others
+                log.warning("%s; it is listed as what it seems to be", exc.message)
+                return of_entry(self.backend, join(path, entry.name), entry, plain=True)
 
         # side by side: a small file is read, to see whether it is a pointer
         return [one for one in parallel(stat, entries) if one is not None]
