@@ -406,20 +406,35 @@ def test_what_somebody_may_write_through_a_mapping_is_not_read_early(tmp_path: P
     assert b"half" not in b"".join(written)
 
 
+def begun(site: Site) -> Begin:
+    """A command that has made a file by now."""
+    upper = site.root / "area/upper/0"
+    upper.mkdir(parents=True)
+    (upper / "early").write_bytes(os.urandom(6 << 20))
+    document = KeyDocument(targets=["/opt/env"], command=["x"])
+    spec = EnvSpec(targets=(Target("/opt/env", str(site.target)),), command=("x",))
+    return Begin(spec, document, None, [{}], str(site.root / "area"), str(site.store), site.config)
+
+
+def test_a_look_that_waits_for_a_processor_is_no_reason_for_a_pause(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has the idle priority. Red before: after a look that took it half a second of 20 ms of work nothing
+    was stored for five seconds, in which the command ended."""
+    walk = scan.walk
+    monkeypatch.setattr(scan, "walk", lambda *given: (time.sleep(0.3), walk(*given))[1])
+    with publisher.Work(begun(site)) as work:
+        assert work.settled(lambda: False) < 0.1
+
+
 @pytest.mark.parametrize("when", ["command", "end"])
 def test_a_store_that_was_away_while_the_command_ran_gets_the_snapshot(
     site: Site, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """The process stores files early with one writer, and begins anew after an error of it, also when that comes only
     after the command."""
-    upper = site.root / "area/upper/0"
-    upper.mkdir(parents=True)
-    (upper / "early").write_bytes(os.urandom(6 << 20))
-    document = KeyDocument(targets=["/opt/env"], command=["x"])
-    spec = EnvSpec(targets=(Target("/opt/env", str(site.target)),), command=("x",))
-    begin = Begin(spec, document, None, [{}], str(site.root / "area"), str(site.store), site.config)
     monkeypatch.setattr(publisher, "_SETTLED", -1.0)
-    with publisher.Work(begin) as work:
+    with publisher.Work(begun(site)) as work:
         (site.store / "blobs").parent.mkdir(exist_ok=True)
         (site.store / "blobs").write_text("in the way")
         work.settled(lambda: False)

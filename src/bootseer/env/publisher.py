@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 _SETTLED = 0.2
 """Seconds without a change after which a file counts as finished. What changes later was stored in vain, once."""
 _ROUND, _SHARE = 0.2, 10.0
-"""Seconds between two looks for such files; at least so many times what it took to find them."""
+"""Seconds between two looks for such files; at least so many times the processor seconds that it took to find them."""
 _SCORE = 1000
 """Of the kernel's killer of processes: nobody loses anything by the end of this one, and the job is beside it."""
 _PACK = 16 << 20
@@ -126,8 +126,8 @@ class Work:
         return told
 
     def settled(self, stop: Callable[[], bool]) -> float:
-        """Store the files of the upper layers that nobody has changed for a while, until it is to ``stop``. The seconds
-        that it took to look for them."""
+        """Store the files of the upper layers that nobody has changed for a while, until it is to ``stop``. The
+        processor seconds that it took to look for them."""
         if not self._may_publish or self.failed:
             return 0.0
         self._early = True
@@ -140,10 +140,10 @@ class Work:
 
     def _stored(self, layers: Path, before: float, stop: Callable[[], bool] = lambda: False) -> float:
         """What last changed before then, as far as nobody has it open for writing, goes on its way."""
-        began = time.monotonic()
+        began = time.thread_time()  # at idle priority it may take long to get a moment of a processor
         with beneath.folder(layers) as root:
             files = [File(root, path, status) for path, status in scan.walk(layers) if stat.S_ISREG(status.st_mode)]
-            looked = time.monotonic() - began
+            looked = time.thread_time() - began
             for _ in self._contents.early(files, before):
                 faults.point("env.publish.early")
                 self._tree.packs.hand_over()
