@@ -15,8 +15,8 @@ from bootseer.backends.open import open_storage
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.objects import open_store
 from bootseer.stripefs import layout, open_fs
-from bootseer.stripefs.localcopy import written
-from support import forked
+from bootseer.stripefs.localcopy import replaced, written
+from support import forked, neighbour
 from support.startups import StartUp
 
 pytestmark = pytest.mark.root
@@ -248,3 +248,22 @@ def test_what_a_neighbour_puts_beside_them_hides_no_files(store: Path) -> None:
     assert "/good" in files.find("/")
     with pytest.raises(DataError):
         open_fs(str(theirs)).open("torn")
+
+
+def test_a_user_replaces_a_neighbours_link_and_nothing_behind_it() -> None:
+    """As `env export -o` does in a folder of a group."""
+    with neighbour.place() as shared:
+        shared.chmod(0o777)
+        (shared / "mine").write_text("precious")
+        os.chown(shared / "mine", ALICE, ALICE)
+        (shared / "out").symlink_to("mine")
+        os.chown(shared / "out", neighbour.NOBODY, neighbour.NOBODY, follow_symlinks=False)
+        os.seteuid(ALICE)
+        try:
+            with replaced(shared / "out") as out:
+                out.write(b"new")
+        finally:
+            os.seteuid(0)
+        assert (shared / "mine").read_text() == "precious"
+        assert (shared / "out").read_text() == "new"
+        assert not (shared / "out").is_symlink()

@@ -317,7 +317,7 @@ def export(
     from bootseer.errors import doing
     from bootseer.folders import private_folder
     from bootseer.objects import signature
-    from bootseer.stripefs.localcopy import new, place
+    from bootseer.stripefs.localcopy import replaced
 
     if form not in ("oci-layer", "tar"):
         raise mistake(f"--format {form} is unknown: use oci-layer or tar")
@@ -330,7 +330,7 @@ def export(
             export.export(shared, found, form, Path(work), sys.stdout.buffer)  # type: ignore[arg-type]
             sys.stdout.buffer.flush()
             return
-        with new(place(Path(output))) as file:
+        with replaced(Path(output)) as file:
             export.export(shared, found, form, Path(work), file)  # type: ignore[arg-type]
 
 

@@ -165,7 +165,7 @@ def export(
     import msgspec
 
     from bootseer.profile import chrome, otlp, page, prometheus, send, starts
-    from bootseer.stripefs.localcopy import new, place
+    from bootseer.stripefs.localcopy import replaced
 
     if to:
         token = token_in(token_file)
@@ -181,7 +181,7 @@ def export(
         if str(output) == "-" or any(part is not None for part in (job, attempt, cycle)):
             raise typer.BadParameter("parquet is for every start-up, in a file: name it with -o")
         document, count = starts.compact(given_paths(events))
-        with new(place(output)) as file:
+        with replaced(output) as file:
             file.write(document)
         typer.echo(f"{output}: {count_text(count, 'start-up', 'start-ups')}", err=True)
         return
