@@ -43,7 +43,7 @@ _WATCH_SECONDS = 10.0
 
 
 class Order(msgspec.Struct, kw_only=True):
-    """What to start and how. ``how``: ``local``, ``lazy``, ``written``, ``containerd`` or ``nydus``."""
+    """What to start and how. ``how``: ``local``, ``lazy``, ``written``, ``containerd``, ``nydus`` or ``peer``."""
 
     how: str
     work: str
@@ -112,11 +112,10 @@ class Clock:
     def __exit__(self, *exc: object) -> None:
         os.dup2(self._stdout, 1)
         os.close(self._stdout)
-        if not select.select([self._result], [], [], _WATCH_SECONDS)[0]:
-            os.kill(self._watcher, signal.SIGKILL)
-        with open(self._result, "rb") as result:
-            if raw := result.read():
-                self._at = msgspec.json.decode(raw, type=tuple[float, int, float])
+        if select.select([self._result], [], [], _WATCH_SECONDS)[0] and (raw := os.read(self._result, 4096)):
+            self._at = msgspec.json.decode(raw, type=tuple[float, int, float])
+        os.close(self._result)
+        os.kill(self._watcher, signal.SIGKILL)  # a server that was left behind may have the other end
         os.waitpid(self._watcher, 0)
 
     def start(self, *, warm: bool = False) -> None:
@@ -143,12 +142,12 @@ class Clock:
 
     def _watch(self, reading: int, result: int) -> None:
         """In a process of its own, until nobody has the other end."""
-        at = b""
+        said = False
         with open(reading, errors="replace") as lines:
             for line in lines:
-                if line.strip() == "ready" and not at:
-                    at = msgspec.json.encode(self._now())
-        os.write(result, at)
+                if line.strip() == "ready" and not said:
+                    said = True
+                    os.write(result, msgspec.json.encode(self._now()))
 
 
 @contextlib.contextmanager
@@ -292,7 +291,8 @@ def main() -> int:
     order = msgspec.json.decode(sys.argv[1], type=Order)
     record = msgspec.json.decode(Path(order.record).read_bytes(), type=ImageRecord)
     ways: dict[str, Callable[[Order, ImageRecord, Clock], dict[str, Any]]] = {
-        "local": local, "lazy": lazy, "written": written, "containerd": containerd, "nydus": nydus
+        "local": local, "lazy": lazy, "written": written, "containerd": containerd, "nydus": nydus,
+        "peer": peer,
     }  # fmt: skip
     probe(order)
     background.lend()
@@ -328,6 +328,27 @@ def nydus(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
         rootfs = undo.enter_context(overlay(lower, work))
         clock.lap("mounted")
         run_job(rootfs, order, record.config)
+    return {}
+
+
+def peer(order: Order, record: ImageRecord | None, clock: Clock) -> dict[str, Any]:
+    """``PROGRAM REF FOLDER COMMAND...``, which somebody brings, starts the job of the image and passes on what it says.
+    FOLDER is empty, and deleted at the end; what still runs in its session is killed."""
+    folder = Path(order.work, "peer")
+    folder.mkdir()
+    words = [order.options["program"], order.ref, str(folder), *order.command]
+    clock.start()
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        code = process.wait(_JOB_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise BootseerError(f"{words[0]} has not ended after {_JOB_SECONDS:g} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if code:
+        raise BootseerError(f"{words[0]} ended with code {code}")
     return {}
 
 

@@ -30,7 +30,7 @@ from bench.image.checkout import BEFORE, Checkout
 from bench.image.figures import compute
 from bench.image.hdfs import STARTS as HDFS_STARTS
 from bench.image.parts import SMALL, TORCH, Parts
-from bench.image.rounds import OTHERS, STARTS, Bench
+from bench.image.rounds import OTHERS, STARTS, Bench, brought
 
 
 def _variants(options: Options) -> list[str]:
@@ -43,6 +43,7 @@ def _variants(options: Options) -> list[str]:
 
 def _run(options: Options, report: Report) -> None:
     variants = _variants(options)
+    brought(options.peer)
     options.conversions = options.conversions or (1 if options.quick else 2)
     against = Checkout(options.against, BEFORE) if options.against else None
     parts = Parts(SMALL if options.quick else TORCH, say)
@@ -59,6 +60,10 @@ if __name__ == "__main__":
     parser.add_argument("--variants", default="", help=f"comma-separated, of: {', '.join([*STARTS, *OTHERS])}; all by"
                         " default. A trailing * stands for any ending")  # fmt: skip
     parser.add_argument("--without", help="variants to leave out, in the same form")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=PROGRAM",
+        help="the variant peer:NAME: PROGRAM REF FOLDER COMMAND... runs the job and passes on what it says",
+    )  # fmt: skip
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout whose starts are to be compared")
     image_site.options(parser)
     sys.exit(invocation.carry_out(parser, _run, compute))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import shutil
 import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from bootseer.blocks.profiles.library import ProfileKey, load_own, load_pages
 from bootseer.chunks import hashing
 from bootseer.demo import workplace
 from bootseer.demo.programs import WITH_US, finish
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, ConfigError
 from bootseer.folders import spread
 from bootseer.image.record import ImageRecord
 from bootseer.objects import open_store
@@ -69,6 +70,7 @@ class Bench:
         self.document, self.variants, self.against = document, variants, against
         self.before = Counter(run.variant for run in document.runs)
         self.failures: Counter[str] = Counter()
+        self.peers = brought(getattr(options, "peer", ()))
         self.record_file = work / "record.json"
         self.full: LocalTree | None = None
         self.digest = ""
@@ -91,6 +93,7 @@ class Bench:
             self.record(store=self.site.hdfs.url)
         for build in sorted({BUILDS[name] for name in chosen if name in BUILDS}):
             self.rebuild(build)
+        chosen += self.peers
         for number in range(1, self.options.runs + 1):
             for name in chosen:
                 # The two of a pair begin by turns: the second one finds another disk than the first.
@@ -223,6 +226,9 @@ class Bench:
                 }  # fmt: skip
             elif name == "containerd":
                 order = self._order("containerd", place)
+            elif name in self.peers:
+                order = self._order("peer", place)
+                order.options = {"program": self.peers[name]}
             elif name in ("unpack", "extract"):
                 order = self._order("written", place)
                 order.store = self.site.store() if name == "extract" else ""
@@ -333,6 +339,18 @@ class Bench:
             yield place
         finally:
             workplace.remove(place)
+
+
+def brought(given: Sequence[str]) -> dict[str, str]:
+    """The variants of ``NAME=PROGRAM``. Raises `ConfigError`."""
+    found = dict[str, str]()
+    for text in given:
+        name, _, program = text.partition("=")
+        path = shutil.which(program)
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or path is None or f"peer:{name}" in found:
+            raise ConfigError(f"--peer {text!r} is not NAME=PROGRAM", hint="each name once, and a program that runs")
+        found[f"peer:{name}"] = str(Path(path).absolute())
+    return found
 
 
 def _plain(suffix: str) -> str:
