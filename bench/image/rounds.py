@@ -70,7 +70,7 @@ class Bench:
         self.document, self.variants, self.against = document, variants, against
         self.before = Counter(run.variant for run in document.runs)
         self.failures: Counter[str] = Counter()
-        self.peers = brought(getattr(options, "peer", ()))
+        self.peers = brought(options.peer)
         self.record_file = work / "record.json"
         self.full: LocalTree | None = None
         self.digest = ""
