@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,30 @@ def test_data_behind_the_text_of_a_script_is_not_looked_into(tmp_path: Path) -> 
 
 def test_a_folder_with_the_name_of_a_command_has_patterns() -> None:
     assert names.globbed(["cat /git/a.c*; rm b.*; /bin/rm c.*"], {}, "/") == {"/git": {"a.c*"}}
+
+
+def test_an_index_of_git_is_compared_without_its_times_and_read_with_a_limit(tmp_path: Path) -> None:
+    """A neighbour's sparse file of this name may have any size."""
+    path = tmp_path / ".git/index"
+    path.parent.mkdir()
+
+    def digest(when: int, content: bytes) -> str:
+        entry = (
+            struct.pack(">10I", when, 0, when, 0, 1, when, 0o100644, 0, 0, 1) + content + struct.pack(">H", 1) + b"a"
+        )
+        path.write_bytes(struct.pack(">4sII", b"DIRC", 2, 1) + entry.ljust(64 // 8 * 8 + 8, b"\0"))
+        return inputs.Digests(spec, config).of(str(path))
+
+    spec = EnvSpec(targets=(Target("/opt/env"),), command=("x",), cwd="/")
+    config = Config(cache_dir=str(tmp_path / "cache"))
+    assert digest(1, b"\1" * 20) == digest(2, b"\1" * 20) != digest(1, b"\2" * 20)
+    os.truncate(path, 300 << 20)
+    tracemalloc.start()
+    try:
+        assert inputs.Digests(spec, config).of(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_long_word_is_no_pattern_and_takes_no_time(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ SECONDS = 60.0
 """For the digests that a lookup compares."""
 PUBLISHING_SECONDS = 1800.0
 _TEXT = 1 << 20
+_INDEX = 64 << 20
+"""Of half a million files; a larger one counts as it is."""
 _LARGE = 4 << 20
 """Digests of larger files, which are programs and libraries, are BLAKE3."""
 SHARED_MEMORY = "/dev/shm/"
@@ -162,8 +164,8 @@ class Digests:
     def _read(self, path: str, file: BufferedReader) -> str:
         """Raises `OSError`, `ValueError` for what has no digest now."""
         size = os.fstat(file.fileno()).st_size
-        if path.endswith(INDEX):
-            return hashlib.sha256(_entries(file.read())).hexdigest()
+        if path.endswith(INDEX) and size <= _INDEX:
+            return hashlib.sha256(_entries(file.read(size) or b"")).hexdigest()
         if size <= _TEXT:
             data = file.read(size + 1)  # in /proc there are files without an end, and without a size
             if len(data or b"") != size or (digest := self.of_text(path, data)) == "?":

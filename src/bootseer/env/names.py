@@ -78,7 +78,7 @@ _OWN_FOLDER = pattern(
 )
 _WORKING_FOLDER = pattern(r"\$\(\s*pwd\s*\)|`pwd`|\$\(CURDIR\)|\$\{?PWD\b\}?")
 _LOOP = pattern(r"\bfor[ \t]+(\w+)[ \t]+in[ \t]+([^;\n]{1,500})")
-_BRACES = pattern(r"(?<![\w./-])([\w./-]{0,200})\{([\w.-]*(?:,[\w.-]*)+)\}([\w./-]*)")
+_BRACES = pattern(r"(?<![\w./-])([\w./-]{0,200})\{([\w.-]*(?:,[\w.-]*){1,20})\}([\w./-]{0,200})")
 _JOINED = pattern(r"\bjoin\([^\n]{1,300}")
 _WRITES = pattern(
     r"(?m)>>?[ \t]*[^\s;&|)]+|(?:[ \t]-[oO]|[ \t]--output|\btee(?:[ \t]+-a)?)[ =]?[^\s;&|)]+"
