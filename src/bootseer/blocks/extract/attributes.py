@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 
 from bootseer.erofs import Inode, Reader
-from bootseer.errors import doing
+from bootseer.errors import from_os_error
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,10 @@ class Attributes:
 
     def put_on(self, what: int | bytes, inode: Inode, path: bytes) -> None:
         """All of ``inode`` on a file (its descriptor or path), in an order in which none undoes another."""
-        with doing(f"set the attributes of {_show(path)} in {self._dest}"):
+        try:
             self._put_on(what, inode, path)
+        except OSError as exc:
+            raise from_os_error(exc, f"set the attributes of {_show(path)} in {self._dest}") from exc
 
     def _put_on(self, what: int | bytes, inode: Inode, path: bytes) -> None:
         follow = isinstance(what, int)
