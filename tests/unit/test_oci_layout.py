@@ -304,6 +304,78 @@ def _indexed(layout: Path, manifests: list[dict[str, object]]) -> None:
     (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry | name]}))
 
 
+@pytest.mark.parametrize("asked", ["", "v1"])
+@pytest.mark.parametrize(
+    "index",
+    [
+        [["linux/arm64"], ["wanted linux/amd64"]],
+        ["linux/arm64", ["wanted linux/amd64"]],
+        ["arm64", "wanted amd64"],
+        ["attested", "wanted"],
+        ["artifact", "wanted"],
+        ["linux/amd64/v3", "wanted linux/amd64/v2"],
+    ],
+    ids=str,
+)
+def test_what_an_index_says_only_further_in(tmp_path: Path, index: list[Any], asked: str) -> None:
+    """Indexes and images without a platform, where there are others, and what is no image beside one."""
+    blobs, found = tmp_path / "blobs/sha256", []
+
+    def stored(document: object) -> dict[str, object]:
+        body = json.dumps(document).encode()
+        digest = hashlib.sha256(body).hexdigest()
+        (blobs / digest).write_bytes(body)
+        return {"digest": f"sha256:{digest}", "size": len(body)}
+
+    def entry(what: Any) -> dict[str, object]:
+        if isinstance(what, list):
+            inner = {"schemaVersion": 2, "mediaType": spec.INDEX, "manifests": [entry(one) for one in what]}
+            return {"mediaType": spec.INDEX, **stored(inner)}
+        wanted, said = what.startswith("wanted"), what.removeprefix("wanted").strip()
+        digest = write_image(tmp_path, [[Member(what)]])
+        manifest = json.loads((blobs / digest[7:]).read_bytes())
+        config = json.loads((blobs / manifest["config"]["digest"][7:]).read_bytes())
+        platform = dict(zip(("os", "architecture", "variant"), said.split("/"), strict=False))
+        arch = platform.get("architecture", said if said in ("arm64", "amd64") else "amd64")
+        manifest["config"] |= stored(config | {"os": "linux", "architecture": arch})
+        made = {"mediaType": spec.MANIFEST, **stored(manifest)}
+        if wanted:
+            found.append(made["digest"])
+        if said == "attested":
+            made["annotations"] = {"vnd.docker.reference.type": "attestation-manifest"}
+        if said == "artifact":
+            made["artifactType"] = "application/vnd.dev.cosign.artifact.sig.v1+json"
+        return made | ({"platform": platform} if "/" in said else {})
+
+    write_image(tmp_path, [[Member("first")]])
+    _indexed(tmp_path, [entry(one) for one in index])
+    with oci.open_image(f"oci:{tmp_path}:{asked}".rstrip(":"), platform="linux/amd64") as image:
+        assert [image.digest] == found
+
+
+def test_names_of_one_image_and_of_none(tmp_path: Path) -> None:
+    """Two names of one image, a name with its digest, and a signature without a name beside it."""
+    digest = write_image(tmp_path, [[Member("a")]])
+    (image,) = json.loads((tmp_path / "index.json").read_bytes())["manifests"]
+    signature = write_image(tmp_path, [[Member("sig")]], tag="sig")
+    (_, other) = json.loads((tmp_path / "index.json").read_bytes())["manifests"]
+    one, two = ({**image, "annotations": {_REF: name}} for name in ("one", f"ghcr.io/team/two:2@{digest}"))
+    other = {**other, "annotations": {}, "artifactType": "application/vnd.dev.sigstore.bundle.v0.3+json"}
+    (tmp_path / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [one, two, other]}))
+    for asked in ("", ":one", ":2", ":ghcr.io/team/two:2"):
+        assert oci.resolve_digest(f"oci:{tmp_path}{asked}") == digest
+    assert oci.resolve_digest(f"oci:{tmp_path}@{signature}") == signature
+
+
+@pytest.mark.parametrize("kind", ["oci.image.layer.nondistributable.v1.tar", "docker.image.rootfs.foreign.diff.tar"])
+def test_a_layer_that_its_owner_alone_gives_away(tmp_path: Path, kind: str) -> None:
+    _retyped(tmp_path, f"application/vnd.{kind}")
+    with oci.open_image(f"oci:{tmp_path}:v1") as image:
+        (tmp_path / "blobs/sha256" / image.layers[0].hex).unlink()
+        with pytest.raises(NotFoundError, match="its owner alone gives it away"):
+            list(image.layer_chunks(0))
+
+
 def test_an_index_in_an_index_and_attestations(tmp_path: Path) -> None:
     digest = write_image(tmp_path, [[Member("a")]])
     (image,) = json.loads((tmp_path / "index.json").read_bytes())["manifests"]

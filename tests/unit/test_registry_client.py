@@ -275,14 +275,19 @@ def _parts(text: str) -> tuple[str, str, str]:
         ("linux/arm/v6", "linux/arm/v6"),
         ("linux/ppc64le", "linux/ppc64le/v9"),
         ("linux/arm/v5", ""),
-        ("linux/arm64/v9", ""),
+        ("linux/arm64/v9", "linux/arm64/v8"),
+        ("linux/amd64/v2", "linux/amd64"),
+        ("linux/amd64/v4", "linux/amd64/v3"),
+        ("linux/arm/v8", "linux/arm/v7"),
+        ("linux/386", "linux/386/v3"),
+        ("linux/riscv64/rva23", ""),
         ("windows/amd64", ""),
     ],
 )
 def test_which_of_an_index_is_taken(wanted: str, found: str) -> None:
     index = platforms(
         "unknown/unknown", "linux/amd64/v3", "linux/amd64", "linux/arm/v6", "linux/arm/v7", "linux/arm64/v8",
-        "linux/ppc64le/v9", "linux/ppc64le/v10",
+        "linux/ppc64le/v9", "linux/ppc64le/v10", "linux/386/v10", "linux/386/v3", "linux/riscv64/rva20",
     )  # fmt: skip
     if found:
         assert spec.select(index, spec.Platform.parse(wanted), "x").digest == found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from bootseer.closing import Closing
-from bootseer.errors import DataError, UnavailableError, UnsupportedError, logged
+from bootseer.errors import DataError, NotFoundError, UnavailableError, UnsupportedError, logged
 from bootseer.oci import spec
 from bootseer.oci.credentials import Logins
 from bootseer.oci.reference import Reference
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _INDEXES = 4
 """How deep indexes may name indexes."""
+_UNSAID = 32
+"""Entries without a platform of one index that are asked for theirs: no index of many platforms has more."""
 
 
 class Image(Closing):
@@ -60,7 +62,7 @@ class Image(Closing):
         """Of the manifest: what artifacts made from this image name as their subject."""
         if len(config.rootfs.diff_ids) != len(self.layers):
             raise DataError(f"image {ref} has {len(self.layers)} layers but {len(config.rootfs.diff_ids)} diff ids")
-        found = spec.Platform(config.architecture, config.os, config.variant).normal()
+        found = spec.Platform(config.architecture, config.os, config.variant or platform.variant).normal()
         if not found.fits(platform):
             raise DataError(
                 f"image {ref} is for {found}, not for {platform}", hint=f"convert it with --platform {found}"
@@ -76,7 +78,15 @@ class Image(Closing):
     def layer_chunks(self, index: int) -> Iterator[bytes]:
         """The compressed bytes of layer ``index``, bottom first; `DataError` at the latest with the last chunk."""
         item = self.layers[index]
-        return verified(self.source.blob(item), item, f"layer {item.digest} of {self.ref}")
+        try:
+            yield from verified(self.source.blob(item), item, f"layer {item.digest} of {self.ref}")
+        except NotFoundError:
+            if not item.media_type.startswith(spec.ELSEWHERE):
+                raise
+            raise NotFoundError(
+                f"layer {item.digest} of {self.ref} is not there: by its type its owner alone gives it away",
+                hint="push the image with all its layers",
+            ) from None
 
     def bottom(self, count: int) -> Image:
         """The image that the first ``count`` layers make; it shares the connections of this one."""
@@ -188,7 +198,7 @@ def _manifest(ref: Reference, source: Source, wanted: spec.Platform) -> tuple[by
         if item.media_type not in spec.INDEX_TYPES:
             break
         index = spec.decode(body, spec.Index, f"index of {ref}")
-        child = spec.select(index, wanted, f"image {ref}")
+        child = spec.select(_said(index, source, wanted, ref), wanted, f"image {ref}")
         body, found = source.manifest(f"sha256:{child.hex}")
         item = spec.Descriptor(child.media_type, found.digest, found.size)
         if child.size != found.size or found.media_type not in ("", child.media_type):
@@ -202,6 +212,29 @@ def _manifest(ref: Reference, source: Source, wanted: spec.Platform) -> tuple[by
             raise UnsupportedError(f"{ref} has a manifest of schema 1, which is not read", hint=hint)
         raise DataError(f"{ref} is not a valid manifest of an image: its media type is {item.media_type!r}")
     return body, item
+
+
+def _said(index: spec.Index, source: Source, wanted: spec.Platform, ref: Reference) -> spec.Index:
+    """``index`` with what its entries that name no platform say themselves, where it matters: indexes what is in them,
+    images what their configuration says."""
+    items = spec.images_of(index.manifests)
+    unsaid = [item for item in items if item.platform is None]
+    same = any(item.platform and item.platform.normal() == wanted for item in items)
+    if same or len(items) == 1 or not 0 < len(unsaid) <= _UNSAID:
+        return index
+    found = [item for item in items if item.platform]
+    for item in (one for one in unsaid if one.media_type in spec.MANIFEST_TYPES):
+        body, _ = source.manifest(f"sha256:{item.hex}")
+        if item.media_type in spec.INDEX_TYPES:
+            found += spec.decode(body, spec.Index, f"index {item.digest} of {ref}").manifests
+            continue
+        config = spec.decode(body, spec.Manifest, what := f"manifest {item.digest} of {ref}").config
+        if config.media_type in spec.CONFIG_TYPES and config.size <= spec.MAX_DOCUMENT:
+            raw = b"".join(verified(source.blob(config), config, what))
+            told = spec.decode(raw, spec.ImageConfig, what)
+            platform = spec.Platform(told.architecture, told.os, told.variant)
+            found.append(msgspec.structs.replace(item, platform=platform))
+    return msgspec.structs.replace(index, manifests=tuple(found))
 
 
 def past_mirrors(source: Source, doing: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ from bootseer.errors import DataError, NotFoundError, doing, from_os_error
 from bootseer.kernel import links
 from bootseer.oci.members import Members
 from bootseer.oci.names import chosen, several
-from bootseer.oci.spec import ATTESTATION, INDEX, MAX_DOCUMENT, Descriptor, Index, decode, describe, digest_of
+from bootseer.oci.spec import INDEX, MAX_DOCUMENT, Descriptor, Index, decode, describe, digest_of, images_of
 
 REF_NAME = "org.opencontainers.image.ref.name"
 _NAMES = (REF_NAME, "io.containerd.image.name")
@@ -84,9 +84,13 @@ class Layout(Closing):
         items = self.index().manifests
         if selector.startswith("sha256:"):
             return [next((item for item in items if item.digest == selector), Descriptor("", selector, 0))]
-        images = [item for item in items if item.platform != ATTESTATION] or items
-        named = [({name for key in _NAMES if (name := (item.annotations or {}).get(key))}, item) for item in images]
-        found = chosen(named, selector, where := f"layout {self.root}")
+        images = images_of(items) or items
+        named = [
+            (_names(item), msgspec.structs.replace(item, annotations=None))
+            for item in items
+            if item in images or (selector and item.artifact_type)  # one that is asked for is named as what it is
+        ]
+        found = list(dict.fromkeys(chosen(named, selector, where := f"layout {self.root}")))
         if len(found) > 1 and not any(item.platform for item in found):
             raise several(where, ())
         return found
@@ -103,6 +107,12 @@ class Layout(Closing):
     def close(self) -> None:
         if self._members:
             self._members.close()
+
+
+def _names(item: Descriptor) -> set[str]:
+    """Without the digest that some tools write behind a name."""
+    said = ((item.annotations or {}).get(key, "") for key in _NAMES)
+    return {name.partition("@")[0] for name in said} - {""}
 
 
 def _blob(digest: str) -> str:

@@ -18,7 +18,7 @@ def chosen(images: Iterable[tuple[Collection[str], T]], wanted: str, where: str)
     from, `NotFoundError`."""
     rows = list(images)
     names = {name for has, _ in rows for name in has}
-    if not wanted and len({frozenset(has) for has, _ in rows}) == 1:
+    if not wanted and 1 in (len({frozenset(has) for has, _ in rows}), len({image for _, image in rows})):
         return [image for _, image in rows]
     for told in (
         names & {wanted or "latest"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform as _platform
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -22,6 +23,8 @@ DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 _TAR = (LAYER, "application/vnd.oci.image.layer.nondistributable.v1.tar")
 _DOCKER_TAR = ("application/vnd.docker.image.rootfs.diff.tar", "application/vnd.docker.image.rootfs.foreign.diff.tar")
+ELSEWHERE = (_TAR[1], _DOCKER_TAR[1])
+"""How types of layers begin that need not be in the registry."""
 LAYER_TYPES = frozenset(kind + end for kind in _TAR for end in ("", "+gzip", "+zstd")) | frozenset(
     kind + end for kind in _DOCKER_TAR for end in ("", ".gzip", ".zstd")
 )
@@ -40,6 +43,7 @@ _ARCH = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "386"}
 
 _COMMON = {"amd64": "v1", "arm64": "v8", "arm": "v7"}
 """The variant of an architecture that goes without saying; some images say it, others do not."""
+_LEVEL = re.compile(r"v(\d+)(?:\.(\d+))?\Z", re.ASCII)
 _PLATFORM = re.compile(r"[a-z0-9]\w*(/[a-z0-9][\w.-]*){1,2}\Z", re.ASCII)
 
 
@@ -63,9 +67,21 @@ class Platform(msgspec.Struct, frozen=True):
         return Platform(architecture, self.os, variant)
 
     def fits(self, wanted: Platform) -> bool:
-        """Whether an image for this may be what was asked for as ``wanted``: variants count where both say one."""
-        variants = {self.variant, wanted.variant} - {""}
-        return (self.os, self.architecture) == (wanted.os, wanted.architecture) and len(variants) <= 1
+        """Whether machines such as ``wanted`` run images for this: lower variants, too, and any where none is said."""
+        if (self.os, self.architecture) != (wanted.os, wanted.architecture):
+            return False
+        return not wanted.variant or self.variant == wanted.variant or () < self._level <= wanted._level
+
+    def behind(self, wanted: Platform) -> tuple[bool, bool, tuple[int, ...]]:
+        """Of those that fit, the least is the best for ``wanted``: the same, the next lower one, the next higher."""
+        above = self._level > wanted._level
+        return self != wanted, above, self._level if above else tuple(-number for number in self._level)
+
+    @property
+    def _level(self) -> tuple[int, ...]:
+        """How much its variant asks of a machine; empty where that is not known."""
+        found = _LEVEL.match(self.variant or _COMMON.get(self.architecture, ""))
+        return (int(found[1]), int(found[2] or 0)) if found else ()
 
     def __str__(self) -> str:
         return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
@@ -73,6 +89,8 @@ class Platform(msgspec.Struct, frozen=True):
 
 ATTESTATION = Platform("unknown", "unknown")
 """Of what BuildKit says of an image, beside it in an index."""
+_ATTESTED = "vnd.docker.reference.type"
+"""Annotation that says the same."""
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -214,14 +232,18 @@ def host_platform() -> str:
     return f"linux/{_ARCH.get(machine, machine)}"
 
 
+def images_of(items: Iterable[Descriptor]) -> list[Descriptor]:
+    """Those that may be images: no attestations, and no artifacts beside others."""
+    found = [item for item in items if item.platform != ATTESTATION and _ATTESTED not in (item.annotations or {})]
+    return [item for item in found if not item.artifact_type] or found
+
+
 def select(index: Index, wanted: Platform, what: str) -> Descriptor:
-    """The descriptor of ``index`` for ``wanted`` (`Platform.normal`), or for another variant where none is wanted;
-    `DataError` when there is none."""
-    images = [item for item in index.manifests if item.platform != ATTESTATION]
+    """The descriptor of ``index`` that is the best for ``wanted`` (`Platform.normal`); `DataError` when none fits."""
+    images = images_of(index.manifests)
     items = [(item.platform.normal(), item) for item in images if item.platform]
-    same = [item for platform, item in items if platform == wanted]
-    if found := same or [item for platform, item in items if not wanted.variant and platform.fits(wanted)]:
-        return found[0]
+    if fit := [one for one in items if one[0].fits(wanted)]:
+        return min(fit, key=lambda one: one[0].behind(wanted))[1]
     if len(images) == 1 and images[0].platform is None:
         return images[0]
     have = sorted(str(platform) for platform, _ in items)
