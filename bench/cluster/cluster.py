@@ -10,7 +10,8 @@ environment and checkpoint already on them. The bound of a start is the larger o
 
 ``ordinary``: containerd pulls, pip installs, Hadoop's client copies. ``strongest``: nydus with a prefetch table (or
 containerd where it is not built), uv with a full cache that all nodes share at no cost, hdfs-native. ``first`` and
-``again``: bootseer, knowing nothing of the job and after it has started before. Scenarios are files of bench/scenarios.
+``again``: bootseer, knowing nothing of the job and after it has started before; ``first-uv``: the former with uv as
+``strongest`` has it. Scenarios are files of bench/scenarios.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from bench.common.report import Report, Run
 from bench.demo import strongest
 from bench.demo.full import forget_image, forget_starts
 from bench.demo.ingredients import Ingredients
+from bench.demo.strongest import USES_UV
 from bootseer.demo import starts, workplace
 from bootseer.demo.ingredients import SETTINGS
 from bootseer.demo.programs import BOOTSEER
@@ -96,7 +98,7 @@ class Fleet:
 
     def _fleet(self, variant: str, scenario: Scenario) -> Run:
         """One start on all nodes at once."""
-        if variant == "first":
+        if variant in ("first", "first-uv"):
             self._known = False
             forget_starts(self.site.store)
         nodes = range(scenario.nodes or len(self.cluster.nodes))
@@ -126,8 +128,8 @@ class Fleet:
         site = msgspec.structs.replace(self.site, containerd=self.cluster.containerds[number])
         job = site.job(plain=_way(variant) != "bootseer", local=self.cluster.parts if variant == "local" else None)
         mix = self.cluster.mix if variant == "strongest" else None
-        if mix:
-            job = mix.job(job)
+        if variant in USES_UV:
+            job = self.cluster.mix.job(job)
         environ = {
             **SETTINGS,
             **site.variables(),
@@ -194,7 +196,7 @@ class Fleet:
 
 def _way(variant: str) -> str:
     """Starts of these share what is on the nodes."""
-    return "bootseer" if variant in ("first", "again", "strict") else variant
+    return "bootseer" if variant in ("first", "first-uv", "again", "strict") else variant
 
 
 def _whole(told: Mapping[str, object], *names: str) -> int:
@@ -224,7 +226,7 @@ def _run(options: Options, report: Report) -> None:
             options.subnet,
             nodes=nodes,
             rate=rate,
-            strongest=any("strongest" in one.variants for one in scenarios),
+            compared={variant for one in scenarios for variant in one.variants},
             say=say,
         ) as cluster,
     ):

@@ -48,6 +48,10 @@ def compute(report: Report, say: Say) -> Figures:
                 bounds = [max(_seconds(local), run.details["links_seconds"]) for run in again]
                 add("again_vs_bound", "<= 1.25", [_took(run) / bound for run, bound in zip(again, bounds, strict=True)])
             first = runs.get((scenario, "first"), [])
+            for name in ("first", "first-uv"):
+                mine, best = runs.get((scenario, name), []), runs.get((scenario, "strongest"))
+                ratios = [_took(run) / _seconds(best) for run in mine] if best else []
+                add(f"{name.replace('-', '_')}_vs_strongest", "<= 1.3", ratios)
             add("setup_runs", "== 1", [run.details["setup_runs"] for run in first], "runs")
             if plain := runs.get((scenario, "ordinary")):
                 one = statistics.median(run.details["index_requests"] / len(run.details["nodes"]) for run in plain)

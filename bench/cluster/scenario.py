@@ -11,7 +11,7 @@ import msgspec
 from bootseer.errors import ConfigError, NotFoundError
 
 FOLDER = Path(__file__).parent / "scenarios"
-Variant = Literal["ordinary", "local", "strongest", "first", "again", "strict"]
+Variant = Literal["ordinary", "local", "strongest", "first", "first-uv", "again", "strict"]
 Store = Literal["hdfs", "registry", "mirror"]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
@@ -23,9 +23,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """One line for who looks at the list."""
     name: str = ""
     variants: tuple[Variant, ...] = ("ordinary", "strongest", "again")
-    """``first``: bootseer, where nothing is known of the job yet; ``again``: where it has started before; ``strict``:
-    the same, but its checkpoint waits for the hot blocks of the image however late they are. ``local`` comes by itself
-    after ``ordinary``."""
+    """``first``: bootseer, where nothing is known of the job yet; ``first-uv``: the same with the set-up command of
+    ``strongest``; ``again``: where it has started before; ``strict``: the same, but its checkpoint waits for the hot
+    blocks of the image however late they are. ``local`` comes by itself after ``ordinary``."""
     kept: Literal["none", "all", "all but one"] = "none"
     """The nodes that have what the start before has left on them."""
     cycle: Literal["cold", "hot"] = "cold"

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from bench.common import peers
@@ -52,8 +52,8 @@ def cache() -> Path:
 class Cluster:
     """Context manager: everything runs, the image is converted and the checkpoint stored in both forms.
 
-    ``rate``: of each link in Mbit/s. ``nodes`` are the job's; ``containerds`` their sockets. ``strongest``: whether
-    that mix is started.
+    ``rate``: of each link in Mbit/s. ``nodes`` are the job's; ``containerds`` their sockets. ``compared``: the variants
+    that are started.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class Cluster:
         *,
         nodes: int,
         rate: float,
-        strongest: bool,
+        compared: Collection[str],
         say: Say,
     ) -> None:
-        self.parts, self.work, self.rate, self.say, self._compared = parts, work, rate, say, strongest
+        self.parts, self.work, self.rate, self.say, self._compared = parts, work, rate, say, compared
         self.hadoop = ShapedHadoop(
             work / "hdfs", prefix, subnet, datanodes=DATANODES, mib_per_s=rate * _MBIT / 2**20, clients=nodes + 4
         )
@@ -112,7 +112,7 @@ class Cluster:
         )
         for store in (self.site.store, self.store("registry")):
             run([*BOOTSEER, "image", "convert", self.site.ref, "--store", store, "--json"])
-        self.mix = self._strongest() if self._compared else None
+        self.mix = self._strongest()
         for folder in (parts.registry, parts.index, parts.job_env, parts.checkpoint):
             read_all(folder)  # servers are warm
         for node in (*self.nodes, *self.hadoop.network.nodes, self._registry, self._mirror, self._index):
@@ -129,13 +129,14 @@ class Cluster:
     def _strongest(self) -> Strongest:
         local, requirements = self.site.job(local=self.parts), WORKLOAD.job / "requirements.txt"
         made = Strongest(self.work, self.site.ref, self.site.index_url, local, requirements)
-        made.fill(self.say)
+        for variant in self._compared:
+            made.fill(variant, self.say)
         return made
 
     @property
     def strongest(self) -> str:
         """What the strongest mix is made of."""
-        return self.mix.tools if self.mix else "not compared"
+        return self.mix.tools if "strongest" in self._compared else "not compared"
 
     def moved(self) -> dict[str, int]:
         """Bytes that have left the servers so far, and requests that the index has answered."""

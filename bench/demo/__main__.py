@@ -25,10 +25,10 @@ def demo(
 ) -> None:
     """Start a real training job ordinarily and with bootseer behind a shaped link, and compare.
 
-    Builds a torch image, a package index and a checkpoint once, then starts the same job five times on an emulated
+    Builds a torch image, a package index and a checkpoint once, then starts the same job six times on an emulated
     node: ordinary (containerd, pip, Hadoop's client), local (all there already), with the strongest other tools (nydus,
-    uv, hdfs-native), first and again with bootseer; in alternating order, several rounds. Cards and figures are of
-    medians.
+    uv, hdfs-native), with bootseer first, first with uv as the other tools have it, and again; in alternating order,
+    several rounds. Cards and figures are of medians.
     Needs root and, the first time, 40 GB of disk and a package registry.
     """
     from bench.demo.full import WORKLOADS, Full

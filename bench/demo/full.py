@@ -21,7 +21,7 @@ from bench.common import ordinary, peers
 from bench.common.debian import Workload
 from bench.demo import strongest
 from bench.demo.ingredients import Ingredients
-from bench.demo.strongest import Strongest, uv_index
+from bench.demo.strongest import USES_UV, Strongest, uv_index
 from bootseer import stripefs
 from bootseer.demo import starts, workplace
 from bootseer.demo.comparison import Recipe, Say
@@ -111,11 +111,12 @@ def stored(hdfs: HadoopCluster, checkpoint: Path) -> dict[str, str]:
 class Full(Recipe):
     """``workload`` is started; what it needs is made below ``cache``."""
 
-    halves = (("ordinary", "local", "strongest"), ("first", "again"))
+    halves = (("ordinary", "local", "strongest"), ("first-uv", "first", "again"))
     what: ClassVar[Mapping[str, str]] = {
         "ordinary": "containerd pulls, pip installs, Hadoop's client copies",
         "local": "the same with everything on the node already",
         "strongest": "nydus prefetches what the job opens, uv has a full cache, hdfs-native copies",
+        "first-uv": "as first, with the set-up command of strongest: uv and its full cache",
         "first": "lazy image without a profile, set-up command captured, striped checkpoint",
         "again": "hot blocks prefetched, environment mounted, striped checkpoint",
     }
@@ -160,11 +161,10 @@ class Full(Recipe):
             say(f"image convert: {self.conversion['seconds']:.0f} s, once for each image in a cluster")
             local, requirements = addresses.job(local=parts), parts.workload.job / "requirements.txt"
             mix = Strongest(work, addresses.ref, addresses.index_url, local, requirements)
-            mix.fill(say)
             # servers are warm, nodes are cold: each start has a new node cache, and containerd has no image
             for folder in (parts.registry, parts.index, parts.job_env, parts.checkpoint):
                 starts.read_all(folder)
-            yield FullSite(parts, addresses, node, mix)
+            yield FullSite(parts, addresses, node, mix, say)
 
 
 def _convert(addresses: Addresses) -> dict[str, float]:
@@ -177,22 +177,22 @@ def _convert(addresses: Addresses) -> dict[str, float]:
 class FullSite:
     """The servers at ``addresses``, and ``node``, which reaches them."""
 
-    def __init__(self, parts: Ingredients, addresses: Addresses, node: Node, mix: Strongest) -> None:
-        self._parts, self.addresses, self._node, self._mix = parts, addresses, node, mix
-        self.tools = mix.tools
+    def __init__(self, parts: Ingredients, addresses: Addresses, node: Node, mix: Strongest, say: Say) -> None:
+        self._parts, self.addresses, self._node, self.mix, self._say = parts, addresses, node, mix, say
 
     def start(self, variant: str, work: Path, *, program: Sequence[str] = BOOTSEER) -> starts.Measured:
         """``program`` as of `starts.run`."""
-        mix = self._mix if variant == "strongest" else None
+        self.mix.fill(variant, self._say)
+        mix = self.mix if variant == "strongest" else None
         if variant == "ordinary" or (mix and mix.needs_containerd):
             forget_image(self.addresses)
-        if variant == "first":
+        if variant in ("first", "first-uv"):
             forget_starts(self.addresses.store)
         usual = variant in ("ordinary", "local")
         job = self.addresses.job(plain=usual or mix is not None, local=self._parts if variant == "local" else None)
         done = starts.run(
             variant,
-            mix.job(job) if mix else job,
+            self.mix.job(job) if variant in USES_UV else job,
             work,
             environ={**self.addresses.variables(), **(mix.variables() if mix else {})},
             received=self._node.bytes_received,

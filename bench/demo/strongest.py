@@ -2,7 +2,7 @@
 
 hdfs-native copies the checkpoint. The image comes through nydusd, which prefetches what the job is known to open, where
 ``BENCH_NYDUS`` has the arguments of `peers.nydus`; containerd pulls it else. uv, with a full cache that costs nothing,
-stands in the job file. `Strongest` makes all that once.
+stands in the job file. `Strongest` makes all that once. A start of bootseer may have the same command, ``first-uv``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from bootseer.launch.container import PYTHON_DIR
 from bootseer.launch.job import Job, MountTable
 
 PROGRAM = (sys.executable, "-m", "bench.demo.strongest")
+USES_UV = ("strongest", "first-uv")
+"""Starts whose job has uv's command."""
 _NYDUS = "bench/nydus"
 _UV_CACHE = "/opt/uv-cache"
 _STREAMS = 4
@@ -40,15 +42,20 @@ _CHUNK = 8 << 20
 
 class Strongest:
     """What these tools need, below ``work``. ``local``: the job with all but its image on the node; ``requirements``:
-    what its set-up command installs. `fill` makes it, once all servers run."""
+    what its set-up command installs. `fill` makes what a start needs, once all servers run."""
 
     def __init__(self, work: Path, ref: str, index_url: str, local: Job, requirements: Path) -> None:
         self._work, self._ref, self._index_url, self._local = work, ref, index_url, local
         self._requirements, self._nydus = requirements, ""
 
-    def fill(self, say: Callable[[str], None]) -> None:
-        """Fill uv's cache, and make nydus's form of the image."""
-        self._fill_uv()
+    def fill(self, variant: str, say: Callable[[str], None]) -> None:
+        """What starts of ``variant`` need and is not there yet: a full cache of uv, nydus's form of the image."""
+        if variant in USES_UV and not (self._work / "uv-cache").exists():
+            self._fill_uv()
+        if variant == "strongest" and not (self._work / "nydus-image").exists():
+            self._convert(say)
+
+    def _convert(self, say: Callable[[str], None]) -> None:
         folder, registry = self._work / "nydus-image", self._ref.partition("/")[0]
         folder.mkdir()
         try:
@@ -82,7 +89,8 @@ class Strongest:
             MountTable(source=uv(), target="/opt/uv"),
             MountTable(source=str(self._work / "uv-cache"), target=_UV_CACHE, readonly=False),
         ]
-        return msgspec.structs.replace(job, env=msgspec.structs.replace(job.env, command=command), mounts=shared)
+        env = msgspec.structs.replace(job.env, command=command, key_files=["/job/requirements.txt"], key_env=[])
+        return msgspec.structs.replace(job, env=env, mounts=shared)
 
     def _fill_uv(self) -> None:
         target = self._work / "uv-target"

@@ -29,6 +29,8 @@ class Row(NamedTuple):
     variants: tuple[tuple[str, ...], ...]
     tools: str
     """What the ordinary and the best other tools are."""
+    same: str = ""
+    """A first start whose set-up command is that of the best other tools."""
 
 
 ROWS = (
@@ -38,10 +40,10 @@ ROWS = (
     Row("a job with torch on one node: first step", "one-node", "demo",
         (("ordinary",), ("strongest",), ("first",), ("again",), ("local",)),
         "containerd pulls the image, pip installs, Hadoop's client copies the checkpoint; nydus 2.2 with a list of"
-        " files to prefetch, uv with a full cache, hdfs-native"),
+        " files to prefetch, uv with a full cache, hdfs-native", "first-uv"),
     Row("a light job on eight nodes: first step on all", "many-nodes", "cluster",
         (("cold:ordinary",), ("cold:strongest",), ("cold:first",), ("cold:again",), ("cold:local",)),
-        "containerd, pip, a copied checkpoint; nydus 2.2, uv, hdfs-native"),
+        "containerd, pip, a copied checkpoint; nydus 2.2, uv, hdfs-native", "cold:first-uv"),
     Row("a checkpoint of 2 GiB is read", "checkpoints", "checkpoint",
         (("capped:torch-mount-hdfs-native",), ("capped:torch-hdfs-native",), ("capped:torch-load",),
          ("capped:torch-mount-second",), ("capped:torch-local",)),
@@ -86,6 +88,18 @@ def table(reports: dict[str, Report], pages: str) -> Iterator[str]:
     for row in ROWS:
         shown = ["not measured" if each is None else two_digits(each) for each in cells(row, reports)]
         yield f"| [{row.title}]({pages}{row.slug}.md) | {' | '.join(shown)} |"
+    if told := [f"{row.title}{found}" for row in ROWS if (found := same_command(row, reports))]:
+        yield ""
+        yield (
+            "The best other tools install with uv from a full cache, the first starts in the table with pip."
+            f" A first start with the same command: {'; '.join(told)}."
+        )
+
+
+def same_command(row: Row, reports: dict[str, Report]) -> str:
+    """What a first start takes with the set-up command of the best other tools, as an end of a sentence."""
+    seconds = median(reports[row.report], row.same) if row.same else None
+    return f", with uv and its full cache {two_digits(seconds)} s" if seconds is not None else ""
 
 
 def machine(reports: dict[str, Report]) -> str:
@@ -151,7 +165,8 @@ def losses(reports: dict[str, Report]) -> Iterator[str]:
     for row in ROWS:
         _, other, first, *_ = cells(row, reports)
         if other is not None and first is not None and other < first:
-            yield f"- {row.title}: first start {two_digits(first)} s, best other tools {two_digits(other)} s."
+            line = f"- {row.title}: first start {two_digits(first)} s{same_command(row, reports)}; best other tools"
+            yield f"{line} {two_digits(other)} s."
 
 
 def screen(reports: dict[str, Report]) -> str:

@@ -42,25 +42,27 @@ def left_over(cache: Path) -> list[str]:
     return [*folders, *links, *names, *servers.splitlines()]
 
 
-def test_five_starts_one_report(cache: Path, tmp_path: Path) -> None:
+def test_six_starts_one_report(cache: Path, tmp_path: Path) -> None:
     done = subprocess.run(argv(cache, tmp_path), capture_output=True, text=True, timeout=380, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
     assert {run["variant"] for run in report["runs"]} == {
-        "ordinary", "local", "strongest", "first", "again", "convert",
+        "ordinary", "local", "strongest", "first-uv", "first", "again", "convert",
     }  # fmt: skip
     runs = {run["variant"]: run for run in report["runs"]}
     moved = {name: runs[name]["bytes"]["link_until_first_step"] for name in ("ordinary", "local")}
     assert moved["ordinary"] > 10 * moved["local"]  # whose image containerd has kept
     assert runs["strongest"]["details"]["strongest"].endswith("uv, hdfs-native")
-    assert runs["first"]["details"]["env"]["how"] == "ran-and-published"
+    for variant in ("first", "first-uv"):
+        assert runs[variant]["details"]["env"]["how"] == "ran-and-published", variant
     assert runs["again"]["details"]["env"]["how"] == "restored-mount"
     assert runs["again"]["details"]["image"]["hot_total"] > 0
     figures = {figure["name"]: figure for figure in report["figures"]}
     assert figures["tree_identical"]["value"] is True, done.stderr
     assert figures["loss_continues"]["value"] is True
     assert figures["env_mount_ms"]["value"] < float("inf")
-    assert {"overhead_reduction_first", "overhead_reduction_again", "again_vs_bound"} <= figures.keys()
+    ratios = {"first_vs_strongest", "first_uv_vs_strongest", "again_vs_bound"}
+    assert {"overhead_reduction_first", "overhead_reduction_again", *ratios} <= figures.keys()
     for title in ("ordinary", "first", "again"):
         assert title in done.stdout
     assert list((cache / "small/last/events").rglob("*.jsonl"))

@@ -119,6 +119,7 @@ def test_figures_of_cluster():
         add("cold:again", 19.0 + more, n, links=16.0, registry=250)
         add("cold:first", 60.0, n, requests=20, ran=2)
     report.runs.append(Run(variant="cold:strongest", n=1, failed="nydusd did not mount"))
+    add("cold:first-uv", 45.0)
     add("slow-node:again", 90.0, nodes=(90.0, 10.0, 10.0, 14.0))
     add("hot:local", 4.0)
     add("hot:again", 4.5)
@@ -139,6 +140,23 @@ def test_figures_of_cluster():
         "mirror_egress_hot_sets": (0.5, True),
     }
     assert "no figure overhead_vs_strongest" in said
+    add("cold:strongest", 30.0, 2)
+    cluster_figures.compute(report, said.append)
+    figures = {figure.name: (figure.value, figure.met) for figure in report.figures}
+    assert (figures["first_vs_strongest"], figures["first_uv_vs_strongest"]) == ((2.0, False), (1.5, False))
+
+
+def test_a_first_start_with_the_command_of_the_other_tools_is_told_beside_that_with_pip():
+    found = reports.load()
+    demo = found["demo"] = msgspec.structs.replace(found["demo"], runs=[])
+    for variant, seconds in {"strongest": 36.0, "first": 54.0}.items():
+        demo.runs.append(Run(variant=variant, n=1, seconds=seconds))
+    row = "a job with torch on one node: first step"
+    assert not [line for line in overview.table(found, "") if "uv" in line]
+    demo.runs.append(Run(variant="first-uv", n=1, seconds=30.0))
+    told = f"{row}, with uv and its full cache 30 s"
+    assert [line for line in overview.table(found, "") if told in line]
+    assert f"- {told.replace(', ', ': first start 54 s, ')}; best other tools 36 s." in overview.losses(found)
 
 
 def test_a_page_names_the_nodes_of_a_cluster():
