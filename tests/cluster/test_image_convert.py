@@ -27,7 +27,7 @@ from support import forked, keys
 from support.images import CHANGES, Member, folder, one_of_each, write_image
 from support.layouts import push
 from support.registry import DockerRegistry
-from support.trees import scan
+from support.trees import is_spread, scan
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
 
@@ -65,6 +65,7 @@ def test_the_mounted_tree_is_the_one_of_umoci(
     try:
         assert scan(mounted.rootfs) == scan(tmp_path / "umoci/rootfs")
         assert (mounted.upper is not None) == writable
+        assert not writable or is_spread(tmp_path / "cache/overlays")
         assert [m.rootfs for m in image.mounts(Path(config.state_dir))] == [mounted.rootfs]
     finally:
         mounted.unmount()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -76,3 +77,10 @@ def _seen(root: Path) -> Found:
         assert isinstance(xattrs, dict)
         entry["xattrs"] = {key: value for key, value in xattrs.items() if not key.startswith(b"trusted.overlay.")}
     return found
+
+
+def is_spread(folder: Path) -> bool:
+    """Whether `bootseer.folders.spread` was called for ``folder``, or its file system is none that heeds it."""
+    kind = subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(["lsattr", "-d", folder], capture_output=True, text=True, check=False).stdout
+    return "T" in shown.split(" ")[0] or not kind.startswith("ext")

@@ -21,7 +21,17 @@ from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.blocks.profiles.library import owner_of
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
-from bootseer.folders import clear, enterable, is_owned, owned_folder, private_folder, release, settled, trusted
+from bootseer.folders import (
+    clear,
+    enterable,
+    is_owned,
+    owned_folder,
+    private_folder,
+    release,
+    settled,
+    spread,
+    trusted,
+)
 from bootseer.image import bundle
 from bootseer.image.lookup import resolve
 from bootseer.image.record import ImageRecord
@@ -180,6 +190,7 @@ def mount(
                 undo.callback(mounted.unmount)
                 faults.point("image.mount.before-overlay")
                 if writable:
+                    spread(private_folder(cache_dir, sub="overlays"))  # as in `env.overlay`
                     private_folder(cache_dir, sub=f"overlays/{entry.id}")
                     _mount_overlay(entry, target, privileged)
                     undo.callback(mounts.unmount, target)
