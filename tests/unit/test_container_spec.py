@@ -116,15 +116,15 @@ def rootfs(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("user", "wanted"),
     [
-        ("", {"uid": 0, "gid": 0}),
-        ("bob", {"uid": 12, "gid": 34, "additionalGids": [55]}),
-        ("12", {"uid": 12, "gid": 34, "additionalGids": [55]}),
-        ("77", {"uid": 77, "gid": 0}),
-        ("77:88", {"uid": 77, "gid": 88}),
-        (":team", {"uid": 0, "gid": 55}),
-        ("bob:", {"uid": 12, "gid": 34, "additionalGids": [55]}),
-        ("0077", {"uid": 77, "gid": 0}),
-        ("bob:team", {"uid": 12, "gid": 55, "additionalGids": [34]}),
+        ("", {"uid": 0, "gid": 0, "additionalGids": [0]}),
+        ("bob", {"uid": 12, "gid": 34, "additionalGids": [34, 55]}),
+        ("12", {"uid": 12, "gid": 34, "additionalGids": [34, 55]}),
+        ("77", {"uid": 77, "gid": 0, "additionalGids": [0]}),
+        ("77:88", {"uid": 77, "gid": 88, "additionalGids": [88]}),
+        (":team", {"uid": 0, "gid": 55, "additionalGids": [55]}),
+        ("bob:", {"uid": 12, "gid": 34, "additionalGids": [34, 55]}),
+        ("0077", {"uid": 77, "gid": 0, "additionalGids": [0]}),
+        ("bob:team", {"uid": 12, "gid": 55, "additionalGids": [34, 55]}),
     ],
 )
 def test_users(rootfs: Path, user: str, wanted: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ def test_unknown_users(rootfs: Path, user: str) -> None:
 def test_a_line_with_a_number_of_thousands_of_digits_is_passed_over(rootfs: Path) -> None:
     with (rootfs / "etc/group").open("a") as file:
         file.write(f"vast:x:{'9' * 5000}:bob\n")
-    assert container.user_of(rootfs, "bob") == {"uid": 12, "gid": 34, "additionalGids": [55]}
+    assert container.user_of(rootfs, "bob") == {"uid": 12, "gid": 34, "additionalGids": [34, 55]}
 
 
 def test_the_hosts_users_are_never_asked(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_what_else_an_image_may_have_in_the_place_of_its_users_is_not_read(
         else:
             path.symlink_to("/dev/zero")
     with limited_memory():
-        assert container.user_of(tmp_path, "") == {"uid": 0, "gid": 0}
+        assert container.user_of(tmp_path, "") == {"uid": 0, "gid": 0, "additionalGids": [0]}
         with pytest.raises(ConfigError, match="not in its /etc/passwd"):
             container.user_of(tmp_path, "bob")
     assert "/etc/passwd of the image is not used: " in caplog.text or kind == "link to a device"

@@ -277,8 +277,9 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
         if not _is_number(group) and group not in found:
             raise ConfigError(f"group {group[:100]!r} of the image is not in its /etc/group")
         gid = int(group) if _is_number(group) else found[group]
-    extra = sorted(int(f[2]) for f in groups if len(f) > 3 and name in f[3].split(",") and int(f[2]) != gid)
-    return {"uid": uid, "gid": gid, **({"additionalGids": extra} if extra else {})}
+    # With the first one, too, as a set-gid program leaves that: what its group may not do it could (CVE-2022-36109).
+    extra = {gid, *(int(f[2]) for f in groups if len(f) > 3 and name in f[3].split(","))}
+    return {"uid": uid, "gid": gid, "additionalGids": sorted(extra)}
 
 
 def _is_number(text: str) -> bool:
