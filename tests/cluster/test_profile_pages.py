@@ -61,7 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Pat
     hostile.span(HOSTILE, HOSTILE, 0, 10, team=HOSTILE)
     hostile.write(folder / "e.jsonl")
     kept = big("kept", zero=2000).write(folder / "kept.jsonl")
-    starts.compact([kept], folder / "kept.parquet")
+    (folder / "kept.parquet").write_bytes(starts.compact([kept])[0])
     kept.unlink()
     with serving(folder) as server:
         yield server, folder

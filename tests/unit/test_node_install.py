@@ -20,6 +20,7 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("BOOTSEER_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("SUDO_UID", str(os.getuid()))
+    monkeypatch.setattr(sys, "argv", [sys.executable])  # a worker of the tests has no file of its own
     return tmp_path / "bootseer-node.service"
 
 

@@ -242,12 +242,12 @@ def test_root_of_a_user_namespace_with_one_id_has_folders_of_its_users(named: bo
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("kind", ["folder", "link", "file"])
-def test_a_neighbour_who_is_quicker_in_tmp_stops_no_starts(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "uid"), [("folder", 12346), ("link", 12347), ("file", 12348)])
+def test_a_neighbour_who_is_quicker_in_tmp_stops_no_starts(kind: str, uid: int) -> None:
     """Red before: where no XDG_RUNTIME_DIR is set, as in jobs of Slurm, mkdir /tmp/bootseer-UID ended each start of a
     user. What was begun in the other folder goes on there."""
     planted, program = (
-        Path("/tmp/bootseer-12346"),
+        Path(f"/tmp/bootseer-{uid}"),
         (
             "from bootseer.config import load; from bootseer.folders import private_folder; from pathlib import Path;"
             " print(private_folder(Path(load().state_dir)))"
@@ -255,7 +255,7 @@ def test_a_neighbour_who_is_quicker_in_tmp_stops_no_starts(kind: str) -> None:
     )
 
     def ask(home: Path) -> str:
-        alice = ["setpriv", "--reuid=12346", "--regid=12346", "--clear-groups", sys.executable, "-c", program]
+        alice = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", sys.executable, "-c", program]
         env = {"PATH": os.environ["PATH"], "HOME": str(home)}
         done = subprocess.run(alice, env=env, cwd=home, capture_output=True, text=True, timeout=60)
         return done.stdout.strip() or done.stderr
@@ -264,7 +264,7 @@ def test_a_neighbour_who_is_quicker_in_tmp_stops_no_starts(kind: str) -> None:
         os.chmod(base, 0o755)
         home = Path(base, "home")
         home.mkdir()
-        os.chown(home, 12346, 12346)
+        os.chown(home, uid, uid)
         try:
             assert ask(home) == str(planted / "bootseer")
             shutil.rmtree(planted)
