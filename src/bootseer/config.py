@@ -55,7 +55,10 @@ def _default_state() -> str:
     # where somebody else was quicker to make that in /tmp, and from then on
     other = os.path.join(_default_cache(), f"state-{os.uname().nodename}")
     own = _own_temporary()
-    theirs = os.path.lexists(own) and os.lstat(own).st_uid != os.geteuid()
+    try:
+        theirs = os.lstat(own).st_uid != os.geteuid()
+    except OSError:
+        theirs = False
     return other if theirs or os.path.isdir(other) else os.path.join(own, "bootseer")
 
 

@@ -197,3 +197,12 @@ def test_no_variable_of_ours_is_taken_for_a_slip(caplog):
     settings = {f"BOOTSEER_{name.upper()}" for name in config.Config.__struct_fields__}
     config.load(dict.fromkeys(used - settings - {"BOOTSEER_CONFIG"}, "x"))
     assert not caplog.text
+
+
+def test_what_a_neighbour_makes_in_tmp_may_be_gone_in_a_moment(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(config, "_has_roots_folders", lambda: False)
+    monkeypatch.setattr(config, "_own_temporary", lambda: f"{tmp_path}/gone")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.path.lexists", lambda path: True)
+    assert config.load({}).state_dir == f"{tmp_path}/gone/bootseer"

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bootseer.env import EnvSpec, Target, caches, key, keyfile, resolve_in, variables
+from bootseer.env import EnvSpec, Target, caches, hardware, key, keyfile, resolve_in, variables
 from bootseer.env.canonical import canonical
 from bootseer.env.explain import changes, explain
 from bootseer.env.key import KeyDocument, document_from
@@ -627,3 +627,16 @@ def test_a_text_that_looks_like_many_assignments_takes_as_long_as_its_size_asks_
         variables.mentioned(text, {"X": "1"})
         assert len([*caches.named(text + " pip --cache-dir x" * 10_000, {}, "/x")]) == 10_000
         assert time.process_time() - began < 4, odd
+
+
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("make -j$(grep -c ^processor /proc/cpuinfo)", set()),
+        ("make -j`grep -c processor /proc/cpuinfo`; make CFLAGS=-march=native", {"_cpu"}),
+        ("grep -c avx512 /proc/cpuinfo && pip install x-avx", {"_cpu"}),
+        ("grep -q avx2 /proc/cpuinfo && pip install x-avx", {"_cpu"}),
+    ],
+)
+def test_how_many_processors_there_are_says_nothing_of_what_they_can(text, counted):
+    assert hardware.counted(text) == counted

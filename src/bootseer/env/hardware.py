@@ -12,6 +12,8 @@ _CPU = re.compile(
 )
 _MOST = 1 << 20
 _OF_CPU = pattern(r"=[ \t]*[\"']?native\b|-xHost\b|\b(?:lscpu|cpuinfo)\b")
+_COUNTS = pattern(r"\bgrep[ \t]+-c[ \t]+[\"']?\^?processor\b[\"']?[ \t]+/proc/cpuinfo")
+"""How many there are, for ``make -j``."""
 _OF_GPU = pattern(
     r"\b(?:nvidia|rocm|amd)-smi\b|\brocminfo\b|\bget_device_(?:capability|name)\b|\barch=native\b"
     r"|ARCHITECTURES[ =\"']+native"
@@ -23,6 +25,7 @@ SHOWN = {CPU: "the processor", GPU: "the GPU"}
 
 def counted(text: str) -> set[str]:
     """Which of the two decide what a program with this ``text`` makes."""
+    text = _COUNTS.sub("", text) if "cpuinfo" in text else text
     return {name for name, shape in ((CPU, _OF_CPU), (GPU, _OF_GPU)) if shape.search(text)}
 
 
