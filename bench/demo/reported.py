@@ -25,7 +25,7 @@ TARGETS = {
     "env_mount_ms": "<= 100",
     "first_vs_strongest": "<= 1.3",
     "first_uv_vs_strongest": "<= 1.3",
-    "total_seconds": "<= 420",
+    "total_seconds": "<= 360",
 }
 
 

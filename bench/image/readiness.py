@@ -43,14 +43,14 @@ def _variants(options: Options) -> list[str]:
 
 def _run(options: Options, report: Report) -> None:
     variants = _variants(options)
-    brought(options.peer)
+    peers = brought(options.peer)
     options.conversions = options.conversions or (1 if options.quick else 2)
     against = Checkout(options.against, BEFORE) if options.against else None
     parts = Parts(SMALL if options.quick else TORCH, say)
     nydus = any(name.startswith("nydus") for name in variants)
     hdfs = any(name in HDFS_STARTS for name in variants)
     with image_site.prepared(parts, options, nydus=nydus, hdfs=hdfs) as (work, site):
-        Bench(options, work, site, parts, report, variants, against).run()
+        Bench(options, work, site, parts, report, variants, against, peers).run()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -65,12 +65,13 @@ class Bench:
     """All runs of one invocation; ``document`` grows by them."""
 
     def __init__(self, options: argparse.Namespace, work: Path, site: image_site.Site, parts: image_parts.Parts,
-                 document: report.Report, variants: list[str], against: Checkout | None = None) -> None:  # fmt: skip
+                 document: report.Report, variants: list[str], against: Checkout | None = None,
+                 peers: Mapping[str, str] | None = None) -> None:  # fmt: skip
         self.options, self.work, self.site, self.parts = options, work, site, parts
         self.document, self.variants, self.against = document, variants, against
         self.before = Counter(run.variant for run in document.runs)
         self.failures: Counter[str] = Counter()
-        self.peers = brought(options.peer)
+        self.peers = peers or {}
         self.record_file = work / "record.json"
         self.full: LocalTree | None = None
         self.digest = ""

@@ -88,18 +88,18 @@ def table(reports: dict[str, Report], pages: str) -> Iterator[str]:
     for row in ROWS:
         shown = ["not measured" if each is None else two_digits(each) for each in cells(row, reports)]
         yield f"| [{row.title}]({pages}{row.slug}.md) | {' | '.join(shown)} |"
-    if told := [f"{row.title}{found}" for row in ROWS if (found := same_command(row, reports))]:
+    if told := [f"{row.title.partition(':')[0]} {found}" for row in ROWS if (found := same_command(row, reports))]:
         yield ""
         yield (
             "The best other tools install with uv from a full cache, the first starts in the table with pip."
-            f" A first start with the same command: {'; '.join(told)}."
+            f" A first start that has uv as they have it: {'; '.join(told)}."
         )
 
 
 def same_command(row: Row, reports: dict[str, Report]) -> str:
-    """What a first start takes with the set-up command of the best other tools, as an end of a sentence."""
+    """What a first start takes with the set-up command of the best other tools, if that was measured."""
     seconds = median(reports[row.report], row.same) if row.same else None
-    return f", with uv and its full cache {two_digits(seconds)} s" if seconds is not None else ""
+    return f"{two_digits(seconds)} s" if seconds is not None else ""
 
 
 def machine(reports: dict[str, Report]) -> str:
@@ -165,8 +165,8 @@ def losses(reports: dict[str, Report]) -> Iterator[str]:
     for row in ROWS:
         _, other, first, *_ = cells(row, reports)
         if other is not None and first is not None and other < first:
-            line = f"- {row.title}: first start {two_digits(first)} s{same_command(row, reports)}; best other tools"
-            yield f"{line} {two_digits(other)} s."
+            with_uv = f" ({same} with uv as they have it)" if (same := same_command(row, reports)) else ""
+            yield f"- {row.title}: first start {two_digits(first)} s{with_uv}; best other tools {two_digits(other)} s."
 
 
 def screen(reports: dict[str, Report]) -> str:

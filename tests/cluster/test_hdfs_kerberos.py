@@ -585,7 +585,8 @@ def test_a_frozen_datanode_delays_reads_and_writes_for_seconds(cluster, caplog):
                 file.write(data)
             assert time.monotonic() - began < 25
         silent = [line for line in caplog.messages if "does not answer" in line]
-        assert silent
+        # where the read has found it, no block of the write may come to it
+        assert silent or [line for line in caplog.messages if "is left alone" in line]
         assert not [line for line in silent if line.count("127.0.0.1:") > 1]  # those that live are not among them
         out = bytearray(len(data))
         fs.open("big2").readinto(0, memoryview(out))

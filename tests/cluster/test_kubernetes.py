@@ -174,7 +174,8 @@ def test_the_documents_of_a_pod_are_a_start_up(site: Site) -> None:
     log = events.parse(imported.events(document.encode(), "timed"))
     report = analysis.analyse(log)
     assert report.job == "timed"
-    (node,) = [node for node in report.nodes if node.node == cluster.nodes[0].name]
+    assert [node.node for node in report.nodes] == [cluster.nodes[0].name], document
+    (node,) = report.nodes
     assert {"alloc", "image"} <= node.stages.keys()
     assert {cell.state for cell in node.stages.values()} == {"DONE"}
 
