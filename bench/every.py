@@ -21,9 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 COMMANDS = {
-    "image": "bench image --variants "
-    "local*,hot,on-demand,warm*,unpack,extract,nydus,nydus-prefetch,containerd,convert*,read*",
+    "image": "bench image --variants local*,hot,on-demand,warm*,nydus,nydus-prefetch,containerd,read*",
     "image-first": "bench image --quick --variants hot,hot-10ms,on-demand,on-demand-10ms,nydus,nydus-10ms --runs 5",
+    "image-written": "bench image --quick --variants unpack,extract,containerd,convert,convert-tools --runs 5 "
+    "--conversions 5",
     "image-rebuilt": "bench image --quick --variants hot,rebuilt,rebuilt-warm,rebased,on-demand --runs 5",
     "image-hdfs": "bench image --quick --variants hot,hdfs,hdfs-frozen,hdfs-slow --conversions 0 --runs 5",
     "demo": "demo --full",
@@ -45,7 +46,7 @@ COMMANDS = {
     "stripefs-writes": "bench stripefs --parts faulty-writes",
     "stripefs-secured": "bench stripefs --parts secured,secured-frozen",
     "stripefs-placement": "bench stripefs --quick --parts placement --runs 5",
-    "ablate": "bench ablate --parts hotpack,readahead",
+    "ablate": "bench ablate --parts hotpack,readahead,sync-rest",
     "ablate-reach": "bench ablate --quick --parts reach,reach-10ms --runs 5",
     "ablate-elsewhere": "bench ablate --quick --parts elsewhere --runs 3",
     "ablate-hung-range": "bench ablate --quick --parts hung-range,silent-range --runs 3",

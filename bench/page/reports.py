@@ -31,7 +31,8 @@ class Scenario(NamedTuple):
 SCENARIOS = (
     Scenario("one-node", "One job on one node", ("demo",)),
     Scenario("many-nodes", "One job on many nodes", ("cluster", "cluster-known", "cluster-slow-node", "cluster-size")),
-    Scenario("images", "Container images", ("image", "image-first", "image-rebuilt", "image-hdfs", "kubernetes")),
+    Scenario("images", "Container images",
+             ("image-written", "image", "image-first", "image-rebuilt", "image-hdfs", "kubernetes")),
     Scenario("environments", "Environments and package caches", ("env-quick", "packages")),
     Scenario("compile-caches", "Compile caches", ("caches",)),
     Scenario(
