@@ -220,7 +220,10 @@ def _said(index: spec.Index, source: Source, wanted: spec.Platform, ref: Referen
     items = spec.images_of(index.manifests)
     unsaid = [item for item in items if item.platform is None]
     same = any(item.platform and item.platform.normal() == wanted for item in items)
-    if same or len(items) == 1 or not 0 < len(unsaid) <= _UNSAID:
+    if same or len(items) == 1 or not unsaid:
+        return index
+    if len(unsaid) > _UNSAID:
+        log.warning("%s has %d entries without a platform, which are not asked for theirs", ref, len(unsaid))
         return index
     found = [item for item in items if item.platform]
     for item in (one for one in unsaid if one.media_type in spec.MANIFEST_TYPES):
