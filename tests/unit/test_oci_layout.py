@@ -314,11 +314,17 @@ def _indexed(layout: Path, manifests: list[dict[str, object]]) -> None:
         ["attested", "wanted"],
         ["artifact", "wanted"],
         ["linux/amd64/v3", "wanted linux/amd64/v2"],
+        ["gone", "wanted"],
+        ["gone", "wanted linux/amd64/v2"],
+        [["gone"], "wanted"],
+        ["damaged", "wanted"],
+        ["without configuration", "wanted"],
     ],
     ids=str,
 )
 def test_what_an_index_says_only_further_in(tmp_path: Path, index: list[Any], asked: str) -> None:
-    """Indexes and images without a platform, where there are others, and what is no image beside one."""
+    """Indexes and images without a platform, where there are others, what is no image beside one, and what cannot be
+    read."""
     blobs, found = tmp_path / "blobs/sha256", []
 
     def stored(document: object) -> dict[str, object]:
@@ -345,6 +351,12 @@ def test_what_an_index_says_only_further_in(tmp_path: Path, index: list[Any], as
             made["annotations"] = {"vnd.docker.reference.type": "attestation-manifest"}
         if said == "artifact":
             made["artifactType"] = "application/vnd.dev.cosign.artifact.sig.v1+json"
+        if said == "gone":
+            (blobs / str(made["digest"])[7:]).unlink()
+        if said == "damaged":
+            (blobs / str(made["digest"])[7:]).write_bytes(b"{}")
+        if said == "without configuration":
+            (blobs / manifest["config"]["digest"][7:]).unlink()
         return made | ({"platform": platform} if "/" in said else {})
 
     write_image(tmp_path, [[Member("first")]])

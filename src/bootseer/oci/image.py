@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -227,17 +227,23 @@ def _said(index: spec.Index, source: Source, wanted: spec.Platform, ref: Referen
         return index
     found = [item for item in items if item.platform]
     for item in (one for one in unsaid if one.media_type in spec.MANIFEST_TYPES):
-        body, _ = source.manifest(f"sha256:{item.hex}")
-        if item.media_type in spec.INDEX_TYPES:
-            found += spec.decode(body, spec.Index, f"index {item.digest} of {ref}").manifests
-            continue
-        config = spec.decode(body, spec.Manifest, what := f"manifest {item.digest} of {ref}").config
-        if config.media_type in spec.CONFIG_TYPES and config.size <= spec.MAX_DOCUMENT:
-            raw = b"".join(verified(source.blob(config), config, what))
-            told = spec.decode(raw, spec.ImageConfig, what)
-            platform = spec.Platform(told.architecture, told.os, told.variant)
-            found.append(msgspec.structs.replace(item, platform=platform))
+        with logged(log.warning, "an entry of %s is passed over", ref, kinds=(NotFoundError, DataError)):
+            found += _asked(item, source, ref)
     return msgspec.structs.replace(index, manifests=tuple(found))
+
+
+def _asked(item: spec.Descriptor, source: Source, ref: Reference) -> Iterable[spec.Descriptor]:
+    """What an entry without a platform stands for: itself with the platform of its configuration, what is in it, or
+    nothing. Raises `NotFoundError` and `DataError`."""
+    body, _ = source.manifest(f"sha256:{item.hex}")
+    if item.media_type in spec.INDEX_TYPES:
+        return spec.decode(body, spec.Index, f"index {item.digest} of {ref}").manifests
+    config = spec.decode(body, spec.Manifest, what := f"manifest {item.digest} of {ref}").config
+    if config.media_type not in spec.CONFIG_TYPES or config.size > spec.MAX_DOCUMENT:
+        return ()
+    raw = past_mirrors(source, lambda: b"".join(verified(source.blob(config), config, what)))
+    told = spec.decode(raw, spec.ImageConfig, what)
+    return (msgspec.structs.replace(item, platform=spec.Platform(told.architecture, told.os, told.variant)),)
 
 
 def past_mirrors(source: Source, doing: Callable[[], T]) -> T:
