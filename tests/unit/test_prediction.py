@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer import erofs
-from bootseer.blocks.fetch.predict import predict_profiles
+from bootseer.blocks.fetch.predict import predict_blocks, predict_profiles
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.metadata import localize
 from bootseer.blocks.profiles import library
@@ -148,6 +149,16 @@ class Kin:
         self.trace = Trace(self.old, self.before.map.size, 5, True, touches)
         assert library.publish(self.store, JOB, self.trace, self.before.map) == "published"
 
+    def more_jobs(self, count: int) -> None:
+        """Others, whose names come first in a listing, and that were started long ago."""
+        for number in range(count):
+            touches = (Touch(0, 7, self.trace.touches[0].unit, 1 + number % 8),)
+            trace = Trace(self.old, self.before.map.size, 6 + number, True, touches)
+            key = ProfileKey(f"job-{number}")
+            assert library.publish(self.store, key, trace, self.before.map) == "published"
+            for info in self.store.list(key.prefix(self.old)):
+                os.utime(self.store.root / info.key, (number, number))
+
     def predict(self) -> str:
         return predict_profiles(self.store, self.new, [self.new, "ef" * 32, self.old], work=self.work)
 
@@ -163,6 +174,27 @@ def test_the_next_build_has_a_predicted_trace_and_its_hot_pack(tmp_path: Path) -
     assert pack is not None
     assert set(pack.pack.blocks) == {unit // BLOCK + more for unit in first for more in (0, 1)}
     assert kin.predict() == "", "there is a profile now"
+
+
+def test_of_many_jobs_those_that_were_started_last_are_predicted(tmp_path: Path) -> None:
+    kin = Kin(tmp_path)
+    kin.more_jobs(9)
+    assert kin.predict() == kin.old
+    folders = {info.key.split("/")[2] for info in kin.store.list(f"profiles/{kin.new}")}
+    assert folders == {JOB.folder, *(f"job-{number}" for number in range(2, 9))}
+
+
+def test_a_first_start_is_foretold_from_its_own_job_alone(tmp_path: Path) -> None:
+    kin = Kin(tmp_path)
+    kin.more_jobs(9)
+    starts = {
+        key: predict_blocks(kin.store, kin.new, [kin.old], ProfileKey(key), cache_dir=kin.work)
+        for key in ("job-0", JOB.job, "never seen")
+    }
+    base = {n: kin.parts[f"lib/{n}.so"].unit // BLOCK + 1 for n in (3, 1, 4)}
+    assert starts["job-0"] == [base[3]]
+    assert starts[JOB.job] == [base[n] + more for n in (1, 3, 4) for more in (0, 1)]
+    assert set(starts["never seen"]) == set(starts[JOB.job])
 
 
 def test_a_recorded_start_takes_the_place_of_the_prediction(tmp_path: Path) -> None:

@@ -174,6 +174,20 @@ def test_another_job_of_the_tree_lends_its_pack(rig: Rig, tmp_path: Path) -> Non
         assert list(plan.order) == rig.real[:20]
 
 
+def test_of_the_packs_of_other_jobs_only_the_newest_is_read(rig: Rig, tmp_path: Path) -> None:
+    """A job that nobody has started yet waits for its pack while others are looked at."""
+    rig.fill()
+    for number in range(6):
+        rig.publish(rig.trace(*rig.real[number : number + 40]), key := ProfileKey(f"job{number}"))
+        assert rig.renew(key=key) == "published"
+    with rig.blob.open_cache(tmp_path / "other") as cache:
+        rig.store.reads.clear()
+        plan, _ = rig.begin(cache, ProfileKey("new"))
+    assert plan.order[:40] == rig.real[5:45]
+    others = [length for key, _, length in rig.store.reads if key in rig.packs() and key != plan.pack]
+    assert others == [120] * 5, "their headers"
+
+
 def test_traces_of_its_own_outrank_the_pack_of_another_job(rig: Rig, tmp_path: Path) -> None:
     rig.publish(rig.trace(*rig.real[:20]))
     rig.fill()

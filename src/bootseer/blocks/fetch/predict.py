@@ -41,7 +41,9 @@ _LEAST = 0.5
 _TRIED = 4
 """Trees with profiles that are looked at."""
 _JOBS = 8
-"""Profiles of the nearest tree that are predicted from."""
+"""Profiles of the nearest tree that are predicted from: those with the newest traces, where the store says when."""
+_LISTED = _JOBS * library.LOOKED_AT
+"""Objects among which they are looked for."""
 _STARTS = 3
 """Starts of each that count, the newest: as many as say something new."""
 _LARGER = 8
@@ -76,10 +78,9 @@ def predict_blocks(store: Store, digest: str, kin: Iterable[str], key: ProfileKe
     foretells them now: for a start that has no profile. Nothing is published, as that start is recorded itself; trouble
     is a line in the log."""
     with _as_advice(digest):
-        found = _foretold(store, digest, kin, cache_dir, time.monotonic() + _SECONDS)
+        found = _foretold(store, digest, kin, cache_dir, time.monotonic() + _SECONDS, key.folder)
         if found is not None:
-            own = found.traces.get(key.folder)
-            return merge([own] if own else list(found.traces.values()), found.tree.map)
+            return merge(list(found.traces.values()), found.tree.map)
     return []
 
 
@@ -101,7 +102,8 @@ class _Foretold(NamedTuple):
     traces: dict[str, Trace]
 
 
-def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, end: float) -> _Foretold | None:
+def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, end: float, own: str = "") -> _Foretold | None:
+    """From the first tree of ``kin`` that is near enough; of that the profile ``own`` alone, if it has that."""
     if library.has_traces(store, f"profiles/{digest}"):
         return None
     tree: LocalTree | None = None
@@ -116,19 +118,22 @@ def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, end: fl
             continue
         old = localize(store, other, work)
         new_side = Side(digest, tree.map, layout_of(tree.meta))
-        if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side):
+        if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side, own):
             log.info("%d profiles of tree %s predicted from tree %s", len(found), digest[:12], other[:12])
             return _Foretold(tree, other, found)
     return None
 
 
-def _predictions(store: Store, old: Side, new: Side) -> dict[str, Trace]:
-    """The predicted trace of some jobs of ``old``, as far as they are near enough. One profile is held at a time."""
-    infos = itertools.islice(store.list(f"profiles/{old.tree}"), library.LOOKED_AT)
-    parts = [info.key.split("/") for info in infos if info.key.endswith(".trace")]
-    jobs = dict.fromkeys(part[2] for part in parts if len(part) == 4)
+def _predictions(store: Store, old: Side, new: Side, own: str) -> dict[str, Trace]:
+    """The predicted trace of the job ``own`` of ``old``; without such a profile those of the jobs that were started
+    last, as far as they are near enough. One profile is held at a time."""
+    jobs = {own: 0.0} if own and library.has_traces(store, f"profiles/{old.tree}/{own}") else {}
+    for info in itertools.islice(store.list(f"profiles/{old.tree}"), 0 if jobs else _LISTED):
+        parts = info.key.split("/")
+        if len(parts) == 4 and info.key.endswith(".trace"):
+            jobs[parts[2]] = max(info.mtime, jobs.get(parts[2], 0.0))
     began, found = int(time.time()), dict[str, Trace]()
-    for job in itertools.islice(jobs, _JOBS):
+    for job in sorted(jobs, key=lambda job: -jobs[job])[:_JOBS]:
         known = [
             trace
             for trace in library.load_own(store, old.tree, ProfileKey(job), old.map.size)

@@ -24,6 +24,8 @@ MAX_FRAME = 4 << 20
 """Bytes of the blocks of one frame that readers accept: every fetching thread may hold that much more."""
 
 _HEADER = struct.Struct("<8sHHIQ32s32sQI20x")
+HEADER_SIZE = _HEADER.size
+"""Bytes at the start of a pack that `shape_of` and `age_of` look at."""
 _NUMBER = 4
 _DRIFT = 3600 * 10**9
 """Nanoseconds by which clocks may differ."""
@@ -50,12 +52,6 @@ class HotPack(msgspec.Struct, frozen=True):
     def size(self) -> int:
         """Bytes of the whole object."""
         return self.base + sum(self.lengths)
-
-    @property
-    def age_order(self) -> int:
-        """Larger for a newer pack: when it was made. One from the future counts as the oldest, as it would otherwise be
-        the newest for ever."""
-        return self.created if self.created <= time.time_ns() + _DRIFT else -1
 
     def encode(self) -> bytes:
         """Header and index, sealed."""
@@ -123,6 +119,18 @@ def shape_of(raw: bytes) -> tuple[int, int]:
     if not 0 < per_frame <= MAX_BLOCKS:
         raise DataError(f"bad hot pack: {per_frame} blocks in a frame")
     return int(count), int(per_frame)
+
+
+def age_of(raw: bytes) -> int:
+    """When the pack that begins with ``raw`` was made, as `age_order`. Raises `DataError`."""
+    shape_of(raw)
+    return age_order(int(_HEADER.unpack_from(raw)[7]))
+
+
+def age_order(created: int) -> int:
+    """Larger for a newer pack: when it was ``created``. One from the future counts as the oldest, as it would otherwise
+    be the newest for ever."""
+    return created if created <= time.time_ns() + _DRIFT else -1
 
 
 def pack_key(folder: str, digest: str) -> str:

@@ -215,7 +215,8 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target
     except BootseerError as exc:  # a quota, or a cluster that allows fewer
         log.warning("the hot pack %s stays at the replication of the store: %s", key, exc)
     faults.point("blocks.hotpack.before-retire")
-    left = {one.key for one in library.packs(store, folder, target) if one.pack.age_order >= pack.created} | {key}
+    found = library.packs(store, folder, target)
+    left = {one.key for one in found if hotpack.age_order(one.pack.created) >= pack.created} | {key}
     for info in list(store.list(folder)):
         retired = hotpack.is_pack(info.key) and info.key not in left
         if retired or (info.key.endswith(".pages") and not hotpack.is_pages_of(info.key, left)):

@@ -10,13 +10,16 @@ import itertools
 import logging
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from functools import partial
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from bootseer import ranks
+from bootseer.backends.interface import Source
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import MAX_STORED, PageList
@@ -28,6 +31,7 @@ from bootseer.errors import BootseerError, DataError, UnavailableError, logged
 from bootseer.objects import ObjectInfo, Store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 OWNED = "profiles/owned"
 """Below it are the profiles that have an owner."""
@@ -40,8 +44,8 @@ _NEWS = 0.01
 """A start of whose blocks a larger share is in no trace is published also where there are `_ENOUGH`."""
 SMALL_TREE = 64 << 20
 """Bytes of data up to which a start may well read everything."""
-_FIRST_READ = 256 << 10
-"""Bytes: header and index of a hot pack of 2 GB in one request."""
+_FIRST_READ = 64 << 10
+"""Bytes: header and index of a hot pack of 1 GB of blocks in one request."""
 LOOKED_AT = 128
 """Objects of a kind in a profile: what others put there is not read without end."""
 _READERS = 4
@@ -109,32 +113,50 @@ class StoredPack(NamedTuple):
 
 
 def packs(store: Store, folder: str, target: Target) -> Iterator[StoredPack]:
-    """The hot packs in ``folder`` (of a job, or of all jobs) that fit ``target``. A bad one is a line in the log.
-    Raises `UnavailableError`."""
-    found = (info for info in store.list(folder) if hotpack.is_pack(info.key))
-    for info in itertools.islice(found, LOOKED_AT):
-        try:
-            yield StoredPack(info.key, _read_index(store, info, target))
-        except UnavailableError:
-            raise
-        except BootseerError as exc:
-            log.warning("ignoring hot pack %s: %s", info.key, exc)
+    """The hot packs in ``folder`` (of a job, or of all jobs) that fit ``target``, the newest first. Of several the
+    headers are read before: who wants the newest reads no other index. A bad one is a line in the log. Raises
+    `UnavailableError`."""
+    found = list(itertools.islice((info for info in store.list(folder) if hotpack.is_pack(info.key)), LOOKED_AT))
+    if len(found) > 1:
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="packs") as pool:
+            ages = list(pool.map(partial(_looked_at, store, look=_read_age), found))
+        aged = [(age, info) for age, info in zip(ages, found, strict=True) if age is not None]
+        found = [info for _, info in sorted(aged, key=itemgetter(0), reverse=True)]
+    for info in found:
+        if (pack := _looked_at(store, info, look=partial(_read_index, target=target))) is not None:
+            yield StoredPack(info.key, pack)
 
 
 def newest_pack(store: Store, folder: str, target: Target) -> StoredPack | None:
     """The newest of `packs`. A store that does not answer is a line in the log."""
     with logged(log.warning, "cannot look for a hot pack in %s", folder, kinds=BootseerError):
-        return max(packs(store, folder, target), key=lambda one: one.pack.age_order, default=None)
+        return next(packs(store, folder, target), None)
     return None
 
 
-def _read_index(store: Store, info: ObjectInfo, target: Target) -> HotPack:
-    with store.open(info.key) as reader:
-        raw = reader.read(0, min(info.size, _FIRST_READ))
-        size = min(hotpack.index_size(*hotpack.shape_of(raw)), info.size)
-        if size > len(raw):
-            raw += reader.read(len(raw), size - len(raw))
-    return HotPack.decode(raw, info.size, target.tree, target.map_digest, target.map)
+def _looked_at(store: Store, info: ObjectInfo, *, look: Callable[[Source], T]) -> T | None:
+    """What ``look`` finds in a hot pack; None, and a line in the log, for a bad one. Raises `UnavailableError`."""
+    try:
+        with store.open(info.key) as reader:
+            return look(reader)
+    except UnavailableError:
+        raise
+    except BootseerError as exc:
+        log.warning("ignoring hot pack %s: %s", info.key, exc)
+        return None
+
+
+def _read_age(reader: Source) -> int:
+    return hotpack.age_of(reader.read(0, min(reader.size, hotpack.HEADER_SIZE)))
+
+
+def _read_index(reader: Source, target: Target) -> HotPack:
+    size = reader.size
+    raw = reader.read(0, min(size, _FIRST_READ))
+    whole = min(hotpack.index_size(*hotpack.shape_of(raw)), size)
+    if whole > len(raw):
+        raw += reader.read(len(raw), whole - len(raw))
+    return HotPack.decode(raw, size, target.tree, target.map_digest, target.map)
 
 
 def load_pages(store: Store, key: str, tree: str, size: int) -> PageList:
