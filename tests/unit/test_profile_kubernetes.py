@@ -104,7 +104,9 @@ def test_a_pull_within_a_second_has_ended() -> None:
         pod("llm-0", "n1", ready=12, started=90, init=(16, 80)),
         event("llm-0", "Pulled", 15), event("llm-0", "Pulling", 15), event("llm-0", "Started", 16),
     )  # fmt: skip
-    assert spans(log) == {("kubernetes", "queue"): 10.0, ("n1", "alloc"): 2.0, ("n1", "env"): 64.0}
+    assert spans(log) == {
+        ("kubernetes", "queue"): 10.0, ("n1", "alloc"): 5.0, ("n1", "image"): 0.0, ("n1", "env"): 64.0,
+    }  # fmt: skip
 
 
 def test_a_second_import_and_pods_of_one_node_are_told_apart() -> None:
@@ -360,6 +362,18 @@ STARTS: dict[str, tuple[list[Json], list[tuple[str, str, float, float | None]]]]
     "failed while it pulled": (
         [one(started=None, phase="Failed", conditions=[*SET_UP, GONE]), pull("Pulling", 10)],
         [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, 90)],
+    ),
+    "a pull within a second, of a pod whose sandbox is gone": (
+        [one(started=11, phase="Succeeded", conditions=[*SET_UP, SANDBOX]), *pulls(10, 10)],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, 10)],
+    ),
+    "a pull after an image that was there": (
+        [one(started=180, **inits((30, 50))), *pulls(51, 175)],
+        [*FIRST[:1], ("0", "alloc", 5, 5), ("0", "image", 5, 30), ("0", "env", 30, 50), ("0", "image", 51, 175)],
+    ),
+    "a pull after one within a second": (
+        [one(started=180, **inits((30, 50))), *pulls(10, 10, "i0"), *pulls(51, 175)],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "env", 30, 50), ("0", "image", 51, 175)],
     ),
     "a pull between init containers": (
         [one(started=180, **inits((30, 50), (80, 100))),

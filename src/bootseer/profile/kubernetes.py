@@ -375,7 +375,6 @@ def _first_start(
     pulls = [(begin, min(end, started or end)) for begin, end in pulls if end or not any(begun)]
     sandbox = conditions.get("PodReadyToStartContainers", 0)
     ready = sandbox if sandbox and (not first or sandbox <= first) else scheduled
-    image = intervals.union(pulls) + [one for one in pulls if not one[1]][:1]
     known = {one.get("type") for one in status.get("conditions") or ()}
     if not (pulls or first or sandbox) and (
         "PodReadyToStartContainers" in known
@@ -383,11 +382,14 @@ def _first_start(
         or any(_BEFORE.fullmatch(one.reason) for one in happened)
     ):  # it has no sandbox; of one that has ended nobody knows whether it had
         return [(0, "alloc", scheduled, 0)] if scheduled and not _over(status, mains) else []
-    if not pulls and ready and (env if inits else first or not any(begun)):
-        image = [(ready, max(first, ready) if first else 0)]
+    pulled = any(begin <= first or not first for begin, _ in pulls)  # else the first image was there, or nobody knows
+    if not pulled and ready and (env if inits else first or not any(begun)):
+        pulls.append((ready, max(first, ready) if first else 0))
+    image = intervals.union(pulls) + [one for one in pulls if not one[1]][:1]
+    image = image or sorted(pulls)[:1]  # within one second
     spans = [(0, "image", begin, end) for begin, end in image]
     if scheduled and (image or sandbox):
-        spans.insert(0, (0, "alloc", scheduled, max(scheduled, min(image)[0] if image else ready)))
+        spans.insert(0, (0, "alloc", scheduled, max(scheduled, min(pulls)[0] if pulls else ready)))
     if env:
         ends = list(map(_ended, inits))
         at = [(env, max(ends) if all(ends) else _LAST)]
