@@ -1,7 +1,7 @@
 # Shared by the scripts beside it: where things are, and how to say things. Sourced, never run.
 set -eu
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
-CACHE=${BOOTSEER_DEV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/bootseer-dev}
+CACHE=${BOOTSEER_DEV_CACHE:-${XDG_CACHE_HOME:-${HOME:?is not set: set it, or BOOTSEER_DEV_CACHE}/.cache}/bootseer-dev}
 VENV=$ROOT/.venv
 export UV_CACHE_DIR=${UV_CACHE_DIR:-$CACHE/uv} UV_LINK_MODE=${UV_LINK_MODE:-hardlink}
 export BOOTSEER_DEV_CACHE=$CACHE
@@ -14,7 +14,7 @@ as_root() {
     else die "this step needs root: run as root or install sudo"; fi
 }
 need_disk() ( # need_disk GiB: stop early rather than fill the disk; its variables are its own
-    mkdir -p "$CACHE"
+    mkdir -p "$CACHE" 2>/dev/null && [ -w "$CACHE" ] || die "$CACHE cannot be written; point BOOTSEER_DEV_CACHE at a folder that can"
     for place in "$CACHE" "$ROOT"; do
         free=$(df -Pk "$place" | awk 'NR==2 {print int($4 / 1048576)}')
         [ "$free" -ge "$1" ] || die "only $free GiB free at $place, $1 GiB needed; free some, or point BOOTSEER_DEV_CACHE at another disk"
