@@ -19,6 +19,7 @@ from bench.demo.ingredients import Ingredients
 from bench.demo.strongest import Strongest, uv_index
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.starts import read_all
+from support import devcache
 from support.netns import Node
 from support.registry import DockerRegistry, without_tls
 from support.registrycache import RegistryCache
@@ -46,7 +47,7 @@ while True:
 
 def cache() -> Path:
     """Where image, index and checkpoint are kept."""
-    return peers.cache_dir() / "bench/cluster"
+    return devcache.folder("bench/cluster")
 
 
 class Cluster:

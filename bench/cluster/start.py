@@ -20,7 +20,7 @@ import numpy
 from safetensors.numpy import load_file, save_file
 
 from bench.cluster.started import BESIDE, EVERYTHING, IN_TURN, NEITHER, STARTED, VARIANTS
-from bench.common import invocation, peers
+from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
 from bench.common.report import Report, Run
@@ -29,6 +29,7 @@ from bootseer import stripefs
 from bootseer.demo import starts, workplace
 from bootseer.demo.ingredients import STATE
 from bootseer.demo.light import Light, LightSite
+from support import devcache
 
 GAINS = {
     "gain_record": (IN_TURN, EVERYTHING),
@@ -77,7 +78,7 @@ def compute(report: Report, say: Say) -> Figures:
 
 
 def _run(options: Options, report: Report) -> None:
-    cache = workplace.claim(peers.cache_dir() / "bench/start")
+    cache = workplace.claim(devcache.folder("bench/start"))
     recipe = Start(cache, options)
     with workplace.session(cache, lambda: recipe.prepare(say)) as work, recipe.open(work, say) as site:
         once(site, "record", IN_TURN, 0, work / "job")

@@ -12,18 +12,19 @@ from __future__ import annotations
 import sys
 
 from bench.cluster.started import BESIDE, IN_TURN, STARTED
-from bench.common import invocation, peers
+from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
 from bench.common.report import Report
 from bench.demo.full import WORKLOADS, Full
 from bench.demo.reported import as_run
 from bootseer.demo import starts, workplace
+from support import devcache
 
 
 def _run(options: Options, report: Report) -> None:
     job = "small" if options.quick else "torch"
-    cache = peers.cache_dir() / "demo" / job
+    cache = devcache.folder("demo", job)
     cache.mkdir(parents=True, exist_ok=True)
     recipe = Full(WORKLOADS[job], cache, 1000, "10.77.0.0/24")
     with workplace.session(cache, lambda: recipe.prepare(say)) as work, recipe.open(work, say) as site:

@@ -15,22 +15,16 @@ from pathlib import Path
 
 from bootseer.errors import UnavailableError, UnsupportedError
 from bootseer.kernel import mount as mounts
+from support import devcache
 from support.service import free_port, service, wait_for_port
 
 NYDUS = "2.2.0"
 _START_SECONDS = 30.0
 
 
-def cache_dir() -> Path:
-    """The development cache of ``scripts/``."""
-    if named := os.environ.get("BOOTSEER_DEV_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "bootseer-dev")
-
-
 def program(name: str) -> Path:
     """Path of ``name`` in the development cache. Raises `UnsupportedError` when it has not been built."""
-    path = cache_dir() / "peers/bin" / name
+    path = devcache.folder("peers/bin", name)
     if not os.access(path, os.X_OK):
         raise UnsupportedError(f"{path.name} is not built", hint="run scripts/bench-peers")
     return path

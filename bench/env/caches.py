@@ -30,7 +30,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.common import invocation, peers
+from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
 from bench.common.report import Report, Run
@@ -41,6 +41,7 @@ from bootseer.env import generation
 from bootseer.env.generation import Cache
 from bootseer.errors import BootseerError, UnsupportedError
 from bootseer.kernel import mount as mounts
+from support import devcache
 from support.images import Member, folder, write_image
 from support.waits import until
 
@@ -233,7 +234,7 @@ def compute(made: Report, say: Say) -> Figures:
 
 def _run(options: Options, made: Report) -> None:
     bench, runs = Bench(options, made), options.runs
-    jax = peers.cache_dir() / "peers/jax/bin/python"
+    jax = devcache.folder("peers/jax/bin/python")
     parts = invocation.chosen(options.parts or ("large,torch,jax,triton,job" if options.quick else ""), PARTS)
     if {"jax", "job"} & {*parts} and not jax.exists():
         raise UnsupportedError("JAX is not installed", hint="run scripts/bench-peers jax")

@@ -22,6 +22,7 @@ from bootseer.demo.ingredients import make
 from bootseer.errors import BootseerError
 from bootseer.oci import spec
 from bootseer.oci.registry import Registry
+from support import devcache
 from support.registry import DockerRegistry
 
 Say = Callable[[str], None]
@@ -52,7 +53,7 @@ class Parts:
 
     def __init__(self, workload: Workload, say: Say) -> None:
         self.workload, self.say = workload, say
-        self.folder = peers.cache_dir() / "bench" / workload.name
+        self.folder = devcache.folder("bench", workload.name)
         self.registry = self.folder / "registry"
         self.bootstrap = self.folder / "bootstrap"
         self.command = ["python3", "/job/start.py", workload.name]

@@ -22,13 +22,13 @@ import pytest
 from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.stripefs import open_fs
-from support import hadoop
+from support import devcache, hadoop
 
 pytestmark = [pytest.mark.root, pytest.mark.clients, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parents[1] / "clients"
 PAGE = HERE.parents[1] / "docs/reference/clients.md"
-PLACES = Path(os.environ.get("BOOTSEER_DEV_CACHE", Path.home() / ".cache/bootseer-dev")) / "clients"
+PLACES = devcache.folder("clients")
 WAYS = {
     "TorchSave": ("mount", "url", "ours"),
     "Dcp": ("mount", "url", "ours"),

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from bootseer.profile import auto, events, logs
+from support import devcache
 from support.service import free_port
 
 PROGRAM = Path(__file__).parents[1] / "clients/startup.py"
-PLACES = Path(os.environ.get("BOOTSEER_DEV_CACHE", Path.home() / ".cache/bootseer-dev")) / "clients"
+PLACES = devcache.folder("clients")
 NEAR = 0.1
 CLIENTS = [
     pytest.param(name, PLACES / version / "bin/python", id=f"{name}-{version}", marks=pytest.mark.clients)

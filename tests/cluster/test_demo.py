@@ -16,6 +16,7 @@ import pytest
 
 from bench.common.debian import uv as uv_program
 from bootseer.demo import workplace
+from support import devcache
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -45,8 +46,7 @@ def bootseer(wheel: Path) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def cache() -> Path:
     """Kept from run to run: image, index and checkpoint take minutes to make."""
-    base = os.environ.get("BOOTSEER_DEV_CACHE") or os.path.expanduser("~/.cache/bootseer-dev")
-    return Path(base, "demo-light-test")
+    return devcache.folder("demo-light-test")
 
 
 def bare() -> dict[str, str]:

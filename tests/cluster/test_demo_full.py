@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.demo import workplace
+from support import devcache
 
 pytestmark = [
     pytest.mark.root, pytest.mark.runtime, pytest.mark.registry, pytest.mark.hdfs, pytest.mark.soak,
@@ -23,8 +23,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def cache() -> Path:
     """Kept from run to run: the base system takes half a minute to fetch."""
-    base = os.environ.get("BOOTSEER_DEV_CACHE") or os.path.expanduser("~/.cache/bootseer-dev")
-    return Path(base, "demo-test")
+    return devcache.folder("demo-test")
 
 
 def argv(cache: Path, here: Path) -> list[str]:

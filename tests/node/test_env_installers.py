@@ -19,10 +19,11 @@ import pytest
 from bootseer import env
 from bootseer.config import Config
 from bootseer.env import EnvSpec, Outcome, Target, overlay
+from support import devcache
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(500)]
 
-CACHE = Path(os.environ.get("BOOTSEER_DEV_CACHE") or Path.home() / ".cache/bootseer-dev")
+INSTALLERS = devcache.folder("installers/bin")
 UV = Path(sys.executable).with_name("uv")
 PYPROJECT = """
 [project]
@@ -153,7 +154,7 @@ class Place:
         self.work.mkdir(exist_ok=True)
 
     def words(self, text: str) -> str:
-        for short, path in zip("TWPC", (self.target, self.work, self.python, CACHE / "installers/bin"), strict=True):
+        for short, path in zip("TWPC", (self.target, self.work, self.python, INSTALLERS), strict=True):
             text = text.replace(f"{{{short}}}", str(path))
         return text
 

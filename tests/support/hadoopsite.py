@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
+from support import devcache
 from support.waits import until
 
 if TYPE_CHECKING:
@@ -31,9 +32,7 @@ _OPENED = (
 
 def jars() -> Path:
     """The folder of Hadoop's jars; `UnsupportedError` when ``scripts/hadoop-jars`` has not been run."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    cache = Path(os.environ.get("BOOTSEER_DEV_CACHE") or os.path.join(home, "bootseer-dev"))
-    folder = cache / f"hadoop-{VERSION}"
+    folder = devcache.folder(f"hadoop-{VERSION}")
     if not folder.is_dir():
         raise UnsupportedError(f"no Hadoop jars in {folder}", hint="run scripts/hadoop-jars")
     if not shutil.which("java"):

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 
 from bootseer.containerd import settings
 from bootseer.oci import host_platform
+from support import devcache
 from support.containerd import cri, remove_image
 from support.netns import Node
 from support.service import service
 from support.waits import until
 
-_CACHE = Path(os.environ.get("BOOTSEER_DEV_CACHE", Path.home() / ".cache/bootseer-dev"))
-KUBE, CONTAINERD = _CACHE / "kube/bin", _CACHE / "peers/bin"
+KUBE, CONTAINERD = devcache.folder("kube/bin"), devcache.folder("peers/bin")
 _SECONDS = 120.0
 _SYSCTLS = (
     "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
