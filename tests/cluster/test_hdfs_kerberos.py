@@ -453,12 +453,13 @@ def test_a_kdc_that_is_away_is_told_soon_and_not_needed_by_who_has_logged_in(clu
 
 def test_a_ticket_that_is_replaced_while_one_works_is_used(cluster):
     realm = cluster.realm
-    cache = realm.ticket("alice", "-l", "2s", cache="renewed")
+    cache = realm.ticket("alice", cache="renewed")
     with realm.login("alice", KRB5CCNAME=f"FILE:{cache}"):
         node = NameNode.connect(cluster.url)
         assert node.list("/user/alice")
         node.close()
-        time.sleep(3)
+        realm.ticket("alice", "-l", "1s", cache="renewed")
+        time.sleep(2)
         threading.Timer(1.0, lambda: realm.ticket("alice", cache="renewed")).start()
         assert node.list("/user/alice")  # waits for it, as for a NameNode that is away
 

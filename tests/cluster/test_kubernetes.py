@@ -243,7 +243,7 @@ def test_an_indexed_job_on_two_nodes(site: Site) -> None:
         },
     }  # fmt: skip
     cluster.kubectl("apply", "-f", "-", given=job)
-    cluster.kubectl("wait", "--for=condition=complete", "job/train", "--timeout=60s")
+    cluster.kubectl("wait", "--for=condition=complete", "job/train", "--timeout=110s")
     pods = json.loads(cluster.kubectl("get", "pods", "-l", "job=train", "-o", "json"))["items"]
     assert {pod["spec"]["nodeName"] for pod in pods} == {node.name for node in cluster.nodes}
     said = [cluster.kubectl("logs", pod["metadata"]["name"]).split() for pod in pods]

@@ -116,7 +116,7 @@ def test_a_name_that_is_missing_is_asked_for_once_a_second(
         assert not (mountpoint / "later").exists()
     assert asked.count("later") <= 2
     Path(fs.url, "later").write_bytes(b"here")
-    until(lambda: (mountpoint / "later").exists(), 5)
+    until(lambda: (mountpoint / "later").exists())
 
 
 @pytest.mark.takeover

@@ -62,7 +62,7 @@ def test_many_more_reads_wait_than_there_are_workers(mountpoint: Path, tmp_path:
             assert server.answer(ctx, result)
             assert not server.answer(ctx, result)  # once only
         for number, each in enumerate(got):
-            assert each.result(5) == DATA[number * 8192 : number * 8192 + 5000]
+            assert each.result(20) == DATA[number * 8192 : number * 8192 + 5000]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_late_answers_that_are_errors(mountpoint: Path, result: object, number: 
         until(lambda: waiting.reads)
         assert server.answer(waiting.reads[0], result)  # type: ignore[arg-type]
         with pytest.raises(OSError, match=os.strerror(number)) as caught:
-            got.result(5)
+            got.result(20)
         assert caught.value.errno == number
 
 
@@ -106,7 +106,7 @@ def test_answers_after_the_end_go_nowhere(mountpoint: Path, caplog: pytest.LogCa
     server.stop(timeout=0.1)
     assert "aborting it" in caplog.text
     with pytest.raises(OSError, match="abort"):
-        got.result(5)
+        got.result(20)
     assert not server.answer(waiting.reads[0], b"x" * 4096)
 
 
@@ -125,7 +125,7 @@ def test_a_waiting_reader_can_be_interrupted(mountpoint: Path) -> None:
         if pid == 0:
             os.pread(os.open(mountpoint / "data", os.O_RDONLY), 4096, 0)
             os._exit(0)
-        assert asked.wait(5)
+        assert asked.wait(20)
         os.kill(pid, signal.SIGKILL)
         until(lambda: os.waitpid(pid, os.WNOHANG)[0])
 
@@ -196,8 +196,8 @@ def test_a_new_server_answers_what_the_dead_one_took(mountpoint: Path) -> None:
         assert not any(each.done() for each in taken)
         whole = lambda offset, size, ctx: DATA[offset : offset + size]  # noqa: E731
         second = _fork(lambda: _serve(device, tell, whole, negotiated))
-        assert [each.result(5) for each in taken] == [DATA[at : at + 8192] for at in range(0, 16 * 8192, 8192)]
-        assert fresh.result(5) == DATA[2 << 20 : (2 << 20) + 100]
+        assert [each.result(20) for each in taken] == [DATA[at : at + 8192] for at in range(0, 16 * 8192, 8192)]
+        assert fresh.result(20) == DATA[2 << 20 : (2 << 20) + 100]
         assert os.pread(kept, 100, 77) == DATA[77:177]
         os.close(kept)
         mount.unmount(mountpoint)
@@ -253,7 +253,7 @@ def test_without_a_holder_left_readers_get_errors(mountpoint: Path) -> None:
         os.close(told)
         os.close(tell)
     with pytest.raises(OSError, match="abort"):
-        got.result(5)
+        got.result(20)
 
 
 def test_kernels_that_cannot_send_again(mountpoint: Path) -> None:

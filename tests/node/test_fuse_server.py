@@ -229,16 +229,17 @@ def test_stop_of_a_busy_mount_aborts_it(mountpoint: Path, caplog: pytest.LogCapt
 
 
 def test_stop_with_an_operation_that_does_not_end(mountpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
-    free = threading.Event()
+    begun, free = threading.Event(), threading.Event()
 
     def read(offset: int, size: int, ctx: fuse.Context) -> bytes:
+        begun.set()
         free.wait(30)
         return b""
 
     server = _single(mountpoint, read, direct_io=True)
     server.start()
     with subprocess.Popen(["cat", mountpoint / "data"], stderr=subprocess.DEVNULL) as reader:
-        time.sleep(0.3)
+        assert begun.wait(20)
         server.stop(timeout=0.2)
         assert reader.wait(10) != 0
     assert "left behind" in caplog.text

@@ -77,7 +77,7 @@ def test_servers_are_forked_from_one_process_that_has_loaded_them() -> None:
             assert set(_children()) - before == {starter}
         assert json.loads(ask(("tell", "support.echoserver")))["loaded"]
         assert b"support.echoserver" in Path(f"/proc/{starter}/cmdline").read_bytes()
-    until(lambda: set(_children()) <= before, 5)
+    until(lambda: set(_children()) <= before)
     assert not Path(f"/proc/{starter}").exists()
 
 
@@ -95,7 +95,7 @@ def test_another_command_is_not_forked(tmp_path: Path) -> None:
 def test_what_a_server_prints_is_no_answer(way: str, tmp_path: Path) -> None:
     with open(tmp_path / "log", "wb") as log:
         assert ask(("print", "a line"), ("say", "ready"), ("print", "more"), stderr=log.fileno()) == b"ready"
-    until(lambda: (tmp_path / "log").read_text() == "a line\nmore\n", 5)
+    until(lambda: (tmp_path / "log").read_text() == "a line\nmore\n")
 
 
 def test_a_program_of_ours_is_copied_instead_of_loaded_anew(tmp_path: Path) -> None:
@@ -121,11 +121,11 @@ def test_a_program_of_ours_is_copied_instead_of_loaded_anew(tmp_path: Path) -> N
     assert end == b"at the end"
     assert [fd for fd in facts["fds"] if fd > 4] == []
     assert facts["group"] == facts["session"] != os.getsid(0)
-    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     with open(tmp_path / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.kill(facts["pid"], signal.SIGTERM)
-    until(lambda: gone(facts["pid"]), 5)
+    until(lambda: gone(facts["pid"]))
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -138,7 +138,7 @@ def test_one_that_ends_without_an_answer_has_said_nothing(way: str, code: int) -
 def test_one_that_is_late_is_ended(way: str, tmp_path: Path) -> None:
     assert ask(("wait", str(tmp_path / "pid")), seconds=3.0) == b""
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: gone(pid), 5)
+    until(lambda: gone(pid))
 
 
 def test_an_interrupt_ends_what_was_being_started(way: str, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_an_interrupt_ends_what_was_being_started(way: str, tmp_path: Path) -> N
         thread.join()
         signal.signal(signal.SIGALRM, before)
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: gone(pid), 5)
+    until(lambda: gone(pid))
 
 
 def test_a_large_request_arrives(way: str) -> None:
@@ -169,12 +169,12 @@ def test_a_large_request_arrives(way: str) -> None:
 def test_servers_go_on_when_the_process_that_loaded_them_ends(tmp_path: Path) -> None:
     with background.preloaded(SERVER):
         assert ask(("say", "here"), ("wait", str(tmp_path / "pid"))) == b"here"
-    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     pid = int((tmp_path / "pid").read_text())
     time.sleep(0.2)
     assert not gone(pid)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: gone(pid), 5)
+    until(lambda: gone(pid))
 
 
 def test_without_the_process_that_loads_servers_they_load_themselves(caplog: pytest.LogCaptureFixture) -> None:
@@ -200,8 +200,8 @@ def test_it_ends_with_its_owner_and_leaves_servers_alone(tmp_path: Path) -> None
         assert owner.stdout
         (starter,) = map(int, owner.stdout.readline().split())
         owner.kill()
-    until(lambda: gone(starter), 5)
-    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
+    until(lambda: gone(starter))
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     pid = int((tmp_path / "pid").read_text())
     assert not gone(pid)
     os.kill(pid, signal.SIGKILL)
@@ -214,7 +214,7 @@ def test_a_program_that_is_not_there_is_one_line() -> None:
 
 def test_a_server_knows_whether_its_answer_is_heard(way: str, tmp_path: Path) -> None:
     assert ask(("say", "x"), ("heard", str(tmp_path / "heard"))) == b"x"
-    until(lambda: (tmp_path / "heard").exists() and (tmp_path / "heard").read_text() == "True", 5)
+    until(lambda: (tmp_path / "heard").exists() and (tmp_path / "heard").read_text() == "True")
     code = (
         "import json, sys\nfrom bootseer.kernel import background\n"
         "steps = [('print', 'begun'), ('sleep', 1.0), ('say', 'x'), ('heard', sys.argv[1])]\n"
@@ -266,7 +266,7 @@ def test_after_one_that_was_given_up_the_next_ones_are_right(tmp_path: Path) -> 
         os.kill(starter, signal.SIGCONT)
         assert ask(("say", "a"), ("wait", str(tmp_path / "pid"))) == b"a"
         assert ask(("exit", 0)) == b""
-    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     pid = int((tmp_path / "pid").read_text())
     assert not gone(pid)
     os.kill(pid, signal.SIGKILL)
@@ -275,7 +275,7 @@ def test_after_one_that_was_given_up_the_next_ones_are_right(tmp_path: Path) -> 
 
 def test_a_request_is_not_left_for_others_to_read(way: str, tmp_path: Path) -> None:
     assert ask(("say", "x"), ("wait", str(tmp_path / "pid"))) == b"x"
-    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     pid = int((tmp_path / "pid").read_text())
     assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
     os.kill(pid, signal.SIGKILL)

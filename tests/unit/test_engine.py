@@ -529,7 +529,7 @@ def test_pieces_come_in_order_while_the_next_are_read(hdfs, engine, source):
     lengths = [700_000] * 13
     came = source.pieces(5, lengths)
     first = next(came)
-    until(lambda: sum(hdfs.served.values()) >= 4 * 700_000, 5, "what nobody has asked for yet")
+    until(lambda: sum(hdfs.served.values()) >= 4 * 700_000, 20, "what nobody has asked for yet")
     assert first + b"".join(came) == CONTENT[5 : 5 + sum(lengths)]
     assert list(source.pieces(0, [])) == []
     assert nothing_under_way(engine)

@@ -476,10 +476,10 @@ def test_nothing_is_taken_after_the_end(site: Site) -> None:
     block = next(block for block in range(local.map.count) if not local.map.is_zero(block))
     writer = threading.Thread(target=sink.write, args=(block, bytes(local.map.length_of(block))))
     writer.start()
-    assert entered.wait(5)
+    assert entered.wait(20)
     sink.close()
     assert events == [block]
     with pytest.raises(OSError, match="over"):
         sink.write(block + 1, b"x")
     assert events == [block]
-    writer.join(5)
+    writer.join(20)

@@ -139,7 +139,7 @@ def test_with_a_profile_a_miss_brings_its_block_only(rig: Rig) -> None:
 def test_background_completes_the_file(rig: Rig) -> None:
     fetcher = rig.fetcher()
     fetcher.background()
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert rig.cache.complete
     assert all(rig.right(block) for block in range(COUNT))
     assert fetcher.stats[Fetched.BYTES_BACKGROUND] == sum(pack.size for pack in rig.blob.map.packs)
@@ -153,7 +153,7 @@ def test_background_waits_for_a_quiet_moment_and_eager_lifts_that(rig: Rig) -> N
     assert not fetcher.wait(0.3)
     assert not rig.cache.complete
     fetcher.eager()
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert rig.cache.complete
 
 
@@ -248,7 +248,7 @@ def test_a_reader_does_not_wait_for_a_slow_prefetch(rig: Rig) -> None:
     rig.store.release()
     assert answer.one() is None
     assert fetcher.stats[Fetched.HEDGES] == 1
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
 
 
 def test_a_reader_overtakes_the_hot_queue(rig: Rig) -> None:
@@ -263,8 +263,8 @@ def test_a_reader_overtakes_the_hot_queue(rig: Rig) -> None:
     until(lambda: len(rig.store.reads) == 2)
     assert rig.store.reads[1][1] == rig.offset(last)
     rig.store.release()
-    thread.join(5)
-    assert fetcher.wait(5)
+    thread.join(20)
+    assert fetcher.wait(20)
     assert len({offset for _, offset, _ in rig.store.reads}) == len(rig.store.reads), "a block came twice"
 
 
@@ -286,7 +286,7 @@ def test_a_block_bad_everywhere_is_an_error_for_its_reader_only(rig: Rig) -> Non
         fetcher.demand(block, block)
     assert not rig.cache.is_ready(block, block)
     fetcher.background()
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert all(rig.right(other) for other in range(COUNT) if other != block)
     assert not rig.cache.is_ready(block, block)
 
@@ -325,7 +325,7 @@ def test_a_truncated_blob_serves_what_it_has(rig: Rig) -> None:
     path.write_bytes(path.read_bytes()[:cut])
     fetcher = rig.fetcher()
     fetcher.background()
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert all(rig.right(block) for block in range(COUNT) if block != rig.real[-1])
     with pytest.raises(DataError):
         fetcher.demand(rig.real[-1], rig.real[-1])
@@ -423,7 +423,7 @@ def test_a_full_cache_serves_from_memory(
     fetcher = rig.fetcher()
     fetcher.background()
     until(lambda: fetcher.full)
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     for _ in range(2):
         got = fetcher.demand(0, COUNT - 1)
         assert sorted(got) == rig.real
@@ -460,7 +460,7 @@ def test_many_readers_under_trouble(rig: Rig) -> None:
             assert rig.right(block)
 
     together(run, range(0, COUNT, 8))
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert rig.cache.complete
 
 
@@ -641,7 +641,7 @@ def test_who_is_refused_does_not_march_on(rig: Rig, kind: str) -> None:
     source.trouble = None
     assert reader.one() is None
     fetcher._pauses.prefetch_from = 0.0
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert rig.cache.complete or kind == "hot"
     assert all(rig.right(block) for block in rig.real[::3])
 
@@ -656,7 +656,7 @@ class Halting(Says):
     def pieces(self, pack: int, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
         for piece in super().pieces(pack, offset, lengths):
             offset += len(piece)
-            assert offset <= self.end or self.gate.wait(5)
+            assert offset <= self.end or self.gate.wait(20)
             yield piece
 
 
@@ -672,7 +672,7 @@ def test_no_reader_waits_for_what_is_behind_his_blocks_in_a_range(rig: Rig) -> N
     assert not later.all, "it comes with the range"
     source.gate.set()
     assert later.one() is None
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert source.asked == 1
 
 
@@ -777,14 +777,14 @@ def test_readers_wait_while_room_is_made_once(rig: Rig, monkeypatch: pytest.Monk
     answers = [Answers() for _ in range(6)]
     for block, one in zip(rig.real[::5], answers, strict=False):
         fetcher.submit(block, block, one)
-    assert asked.wait(5)
+    assert asked.wait(20)
     until(lambda: len(rig.store.reads) == 2)
     assert not any(one.all for one in answers)
     assert not fetcher.wait(0.1)
     go_on.set()
     assert [one.one() for one in answers] == [None] * 6
     assert all(rig.right(block) for block in rig.real[:30:5])
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert not fetcher.full
     assert calls == 1
 

@@ -302,7 +302,7 @@ def test_the_hot_pack_brings_everything_in_few_requests(rig: Rig) -> None:
     fetcher = rig.fetcher()
     opened = rig.open()
     fetcher.stream(opened.stream())
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert rig.right(rig.order)
     assert rig.direct == []
     assert len(rig.streamed) == 1
@@ -313,7 +313,7 @@ def test_the_hot_pack_brings_everything_in_few_requests(rig: Rig) -> None:
 def test_a_miss_outside_of_the_pack_is_fetched_alone(rig: Rig) -> None:
     fetcher = rig.fetcher()
     fetcher.stream(rig.open().stream())
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     other = next(block for block in rig.real if block not in rig.order)
     fetcher.demand(other, other)
     assert rig.direct == [(rig.blob.map.offsets[other], rig.blob.map.lengths[other])]
@@ -328,7 +328,7 @@ def test_a_block_that_is_bad_in_a_good_frame_is_fetched_alone(rig: Rig) -> None:
     stream = HotStream(numbers, opened.pack.lengths, opened.pack.base, opened.source, opened.pack.per_frame)
     fetcher = rig.fetcher()
     fetcher.stream(stream)
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert rig.right(rig.order)
     assert fetcher.stats[Fetched.BAD_BLOCKS] == 2
     assert len(rig.direct) == 2
@@ -371,7 +371,7 @@ def test_traces_bring_what_the_pack_lacks_after_it(rig: Rig) -> None:
     until(lambda: len(rig.store.reads) == 1)
     fetcher.hot(more)
     rig.store.release()
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert rig.right(rig.order + more)
     assert rig.store.reads[0][0] == rig.key
 
@@ -566,7 +566,7 @@ def test_a_full_cache_ends_the_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch)
     fetcher = rig.fetcher()
     fetcher.stream(stream)
     until(lambda: fetcher.full)
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert len(rig.streamed) < 20
     (block,) = fetcher.demand(rig.order[0], rig.order[0])
     assert block == rig.order[0]
@@ -586,7 +586,7 @@ def test_a_reader_waits_a_moment_for_a_range_under_way_then_goes_around_it(rig: 
         fetcher.submit(last, last, lambda *_, one=one: one.set())
     time.sleep(0.3)
     assert rig.direct == [], "it may come with the range"
-    assert all(one.wait(5) for one in done)
+    assert all(one.wait(20) for one in done)
     assert 0.9 < time.monotonic() - began < 3
     assert rig.right([last])
     where = rig.blob.map.offsets[last]
@@ -612,10 +612,10 @@ def test_a_reader_of_a_block_that_is_not_under_way_goes_around_the_stream(
         fetcher.submit(last, last, lambda *_, one=one: one.set())
         until(lambda: len(rig.direct) == 1)
     rig.store.release()
-    assert all(one.wait(5) for one in done)
+    assert all(one.wait(20) for one in done)
     assert len(rig.direct) == 1
     assert (fetcher.stats[Fetched.HEDGES], fetcher.stats[Fetched.DIRECT_MISSES]) == (0, 1)
-    assert fetcher.wait(5)
+    assert fetcher.wait(20)
     assert rig.right(rig.order)
 
 

@@ -29,7 +29,7 @@ def test_ready_when_a_first_step_ends_and_only_once(tmp_path, monkeypatch):
     step = emit.begin("first_step")
     assert not called.wait(0.2)
     emit.end(step)
-    assert called.wait(5)
+    assert called.wait(20)
     with emit.span("first_step"):
         pass
     watch.stop()

@@ -90,7 +90,7 @@ class Server:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(5)
+            thread.join(20)
 
     def client(self, *mirrors: str) -> Registry:
         return Registry(oci.Reference.parse(f"{self.address}/a/b:x"), mirrors=mirrors)
@@ -409,7 +409,7 @@ def test_a_connection_that_ends_in_the_tls_handshake_is_tried_again() -> None:
         with Registry(oci.Reference.parse(f"{address}/a/b:x"), plain_http=False, mirrors=()) as client:
             with pytest.raises(UnavailableError):
                 client.head_manifest("x", retries=1)
-        thread.join(5)
+        thread.join(20)
     assert len(came) == 2
 
 

@@ -164,9 +164,9 @@ def test_a_fork_does_not_share_connections() -> None:
         transport._pid = os.getpid() + 1  # as after a fork, which a process with threads should not do
         ask()
         transport.close()
-        server.join(5)
+        server.join(20)
         for thread in threads:
-            thread.join(5)
+            thread.join(20)
     assert ports[0] == ports[1] != ports[2]
 
 

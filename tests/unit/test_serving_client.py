@@ -181,7 +181,7 @@ def test_only_who_holds_the_lock_is_taken_for_the_server(folder: Path) -> None:
         assert client.alive(folder)
         client.await_exit(folder, 0.1)
         assert not client.alive(folder)
-        assert server.wait(5) == -signal.SIGKILL
+        assert server.wait(20) == -signal.SIGKILL
 
 
 def test_the_lock_is_not_lost_by_looking(folder: Path) -> None:

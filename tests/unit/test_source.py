@@ -166,7 +166,7 @@ def test_closing_leaves_a_reader_in_use_to_its_user(store: Counting) -> None:
     source.close()
     assert store.closed == 0
     store.release()
-    thread.join(5)
+    thread.join(20)
     assert found == [bytes(4)]
     assert store.closed == 1
     source.close()

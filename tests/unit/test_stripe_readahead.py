@@ -181,7 +181,7 @@ def test_the_end_of_a_mount_does_not_wait_for_a_storage_that_does_not_answer(fs,
     with fs.open("f") as file:
         monkeypatch.setattr(file, "read_chunks", lambda *args, **more: begun.set() or (release.wait(20) and 0))
         loader._pool.submit(loader._ahead_of, file, range(4))
-        assert begun.wait(5)
+        assert begun.wait(20)
         began = time.monotonic()
         assert not loader.close(0.2)
         assert time.monotonic() - began < 5
