@@ -29,8 +29,8 @@ from support.waits import until
 
 LONGEST_FIRST = ("store", "cluster", "chaos", "node", "unit")
 """The suites, in the order of their start."""
-ALONE = ("test_stripefs_faults.py", "test_registry_access.py", "test_registry_store.py")
-"""Modules with servers of their own, in suites whose modules share one."""
+ALONE = ("test_stripefs_faults.py", "test_registry_access.py", "test_registry_store.py", "test_imports.py")
+"""Modules with servers of their own, in suites whose modules share one; and one that reads all modules once."""
 WITH_STORES = "test_csi.py"
 """A module of another suite that needs the HDFS of the suite ``store``: five JVMs less to start."""
 
@@ -86,7 +86,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             path, suite = nodeid.partition("::")[0], _suite(nodeid)
             if path.endswith(WITH_STORES) or (suite == "unit" and "[hdfs" in nodeid):  # one HDFS less to start
                 return "store"
-            if suite == "unit":
+            if suite == "unit" and not path.endswith(ALONE):
                 return nodeid
             return path if suite in ("node", "cluster") or path.endswith(ALONE) else suite
 

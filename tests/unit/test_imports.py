@@ -17,9 +17,15 @@ LOWEST = {"metadata"}
 """Modules beside them that are below them all."""
 
 
+@functools.cache
+def statements(source: str) -> list[ast.Import | ast.ImportFrom]:
+    """Those that import, wherever in the module with this source."""
+    return [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(path: Path) -> Iterator[tuple[str, ...]]:
     """The names that the module imports, wherever in it, without ``bootseer``."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(path.read_text()):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module:
             assert not node.level, f"{path}: a relative import"
@@ -41,7 +47,7 @@ def needs(source: str, known: Container[str]) -> set[str]:
     packages around a module.
     """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(source):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             found |= {name if name in known else node.module for name in names}
