@@ -125,6 +125,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     loopback addresses always are, but for pods (`bootseer node serve --csi`) only when they are named here. Also where
     `profile export` may send a token so. As environment variable: ``10.1.2.3:5000,registry.site``."""
 
+    credential_providers: str = ""
+    """The kubelet's image credential providers, ``FILE:FOLDER`` as its options ``--image-credential-provider-config``
+    and ``--image-credential-provider-bin-dir`` say: asked for logins that no file has. Empty: nobody."""
+
     @property
     def store_url(self) -> str:
         """The configured store, or the embedded default (a folder beside the cache)."""
@@ -274,7 +278,7 @@ _OWN = ("cache_dir", "state_dir")
 """Folders that only one user can use."""
 _FOLDERS = (*_OWN, "node_dir")
 """What would be the folder of whoever calls, if it were empty."""
-_PLACES = (*_FOLDERS, "store", "sign_key", "verify_key")
+_PLACES = (*_FOLDERS, "store", "sign_key", "verify_key", "credential_providers")
 _SIZES = ("cache_limit", "cache_keep_free")
 _FEW = 2
 """Slips in the name of a variable for which it is still told what was meant."""

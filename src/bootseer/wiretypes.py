@@ -19,6 +19,8 @@ import msgspec
 Kind = TypeVar("Kind")
 Text = TypeVar("Text")
 
+_DEEPEST = 100
+"""Levels of a document of YAML."""
 _known = set[object]()
 _building = threading.RLock()
 
@@ -38,6 +40,22 @@ def json_as(text: bytes | str | msgspec.Raw, kind: type[Kind]) -> Kind:
         return msgspec.json.decode(text, type=known(kind))
     except RecursionError as exc:
         raise msgspec.DecodeError(str(exc)) from None
+
+
+def yaml_as(text: bytes, kind: type[Kind]) -> Kind:
+    """The YAML document ``text``. Raises `ImportError` without PyYAML, and `ValueError`, also for what is nested so
+    deeply that PyYAML would end this process."""
+    import yaml  # type: ignore[import-untyped]
+
+    deep = 0
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            deep += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if deep > _DEEPEST:
+                raise ValueError("it is nested too deeply")
+    except yaml.YAMLError as exc:
+        raise ValueError(str(exc)) from None
+    return msgspec.yaml.decode(text, type=known(kind))
 
 
 def loaded(read: Callable[[Text], Kind], text: Text) -> Kind:

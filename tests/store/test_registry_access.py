@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import email.utils
@@ -23,8 +24,16 @@ from pathlib import Path
 import pytest
 
 from bootseer import oci
-from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
-from bootseer.oci import auth, blobs, connect, credentials, endpoint, hosts, spec
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    DataError,
+    NotFoundError,
+    PrivilegeError,
+    UnavailableError,
+    UnsupportedError,
+)
+from bootseer.oci import auth, blobs, connect, credentials, endpoint, hosts, providers, spec
 from bootseer.oci.registry import Registry
 from support.registry import PASSWORD, USER, DockerRegistry
 from support.registrycache import RegistryCache
@@ -66,6 +75,7 @@ def no_logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
     for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     return folder
@@ -93,8 +103,6 @@ def fill(address: str, name: str) -> str:
 
 
 def log_in(folder: Path, address: str, user: str = USER, password: str = PASSWORD, **more: object) -> None:
-    import base64
-
     auth = base64.b64encode(f"{user}:{password}".encode()).decode()
     (folder / "config.json").write_text(json.dumps({"auths": {address: {"auth": auth}}, **more}))
 
@@ -132,6 +140,114 @@ class TestLogins:
         fill(locked.address, "h")
         (no_logins / "config.json").write_text(json.dumps({"credsStore": "right"}))
         fill(locked.address, "h")
+
+    @pytest.mark.parametrize("kind", ["json", "yaml"])
+    def test_in_a_credential_provider_of_the_kubelet(
+        self, locked: DockerRegistry, no_logins: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        version = "credentialprovider.kubelet.k8s.io/v1"
+        request = json.dumps(
+            {"kind": "CredentialProviderRequest", "apiVersion": version, "image": f"{locked.address}/h"}
+        )
+        auth = {"127.0.*.1:*": {"username": USER, "password": PASSWORD}}
+        answer = {"kind": "CredentialProviderResponse", "apiVersion": version, "cacheKeyType": "Registry", "auth": auth}
+        script = f"#!/bin/sh\ntest \"$1 $WHO $(cat)\" = 'get me {request}' && echo '{json.dumps(answer)}'\n"
+        for name in ("own", "other"):
+            (no_logins / name).write_text(script if name == "own" else "#!/bin/sh\nexit 1\n")
+            (no_logins / name).chmod(0o755)
+        each = {
+            "apiVersion": version,
+            "defaultCacheDuration": "0s",
+            "args": ["get"],
+            "env": [{"name": "WHO", "value": "me"}],
+        }
+        providers = [
+            {**each, "name": "other", "matchImages": ["*.*.0.1", "127.0.0.1:1", f"{locked.address}/other"]},
+            {**each, "name": "other", "matchImages": ["*.*.*.*"], "tokenAttributes": {"requireServiceAccount": True}},
+            {**each, "name": "own", "matchImages": ["registry.site", f"*.0.0.{locked.address[8:]}/h"]},
+        ]
+        document = {
+            "apiVersion": "kubelet.config.k8s.io/v1",
+            "kind": "CredentialProviderConfig",
+            "providers": providers,
+        }
+        path = no_logins / f"kubelet.{kind}"
+        path.write_text(json.dumps(document))  # which is YAML, too
+        with pytest.raises(PrivilegeError, match="denies access"):
+            fill(locked.address, "h")
+        monkeypatch.setenv("BOOTSEER_CREDENTIAL_PROVIDERS", f"{path}:{no_logins}")
+        fill(locked.address, "h")
+        ref = oci.Reference.parse(f"{locked.address}/h:v1")
+        monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", locked.address)
+        for logins in (credentials.given('{"auths": {}}'), credentials.Logins()):  # pods have none of this node's
+            with pytest.raises(PrivilegeError, match="denies access"):
+                oci.digest_for(ref, logins)
+        assert oci.digest_for(ref, credentials.with_providers(credentials.Logins(), ref.registry, ref.name))
+
+    @pytest.mark.parametrize(
+        ("provider", "kind", "said"),
+        [
+            ("exit 1", UnavailableError, "credential provider own failed for .*/x: exit code 1"),
+            (f"echo {PASSWORD}", UnavailableError, "answered something else"),
+            ("exec sleep 20", UnavailableError, "did not answer within 0"),
+            (None, UnavailableError, "cannot run: No such file"),
+            ("echo '{}'", UnavailableError, "answered something else"),
+            ("sed 's/Request/Response/'", PrivilegeError, "denies access"),
+            ('sed \'s/Request/Response/; s/"image": /"auth": /\'', UnavailableError, "answered something else"),
+        ],
+    )
+    def test_providers_that_do_not_help(
+        self, locked: DockerRegistry, no_logins: Path, monkeypatch: pytest.MonkeyPatch,
+        provider: str | None, kind: type[BootseerError], said: str,
+    ) -> None:  # fmt: skip
+        if provider:
+            monkeypatch.setattr(providers, "DEADLINE", 0.3 if "sleep" in provider else 60.0)
+            (no_logins / "own").write_text(f"#!/bin/sh\n{provider}\n")
+            (no_logins / "own").chmod(0o755)
+        each = {"name": "own", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "matchImages": ["*.*.*.*"]}
+        (no_logins / "kubelet.json").write_text(json.dumps({"providers": [each]}))
+        monkeypatch.setenv("BOOTSEER_CREDENTIAL_PROVIDERS", f"{no_logins}:{no_logins}")
+        with pytest.raises(kind, match=said) as caught:
+            oci.open_image(f"{locked.address}/x:v1")
+        assert PASSWORD not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("text", "setting", "said"),
+        [
+            (None, "{0}/none.json:{0}", "No such file"),
+            ("[]", "{0}/k.json:{0}", "not understood: Expected `object`"),
+            ("{", "{0}/k.json:{0}", "not understood: "),
+            (
+                '{"providers": [{"name": "../x", "apiVersion": "v", "matchImages": ["*.*.*.*"]}]}',
+                "{0}/k.json:{0}",
+                "no name",
+            ),
+            ("{}", "{0}/k.json", "names no folder"),
+        ],
+    )
+    def test_providers_that_are_none(
+        self, locked: DockerRegistry, no_logins: Path, monkeypatch: pytest.MonkeyPatch,
+        text: str | None, setting: str, said: str,
+    ) -> None:  # fmt: skip
+        if text is not None:
+            (no_logins / "k.json").write_text(text)
+        monkeypatch.setenv("BOOTSEER_CREDENTIAL_PROVIDERS", setting.format(no_logins))
+        with pytest.raises(ConfigError, match=said):
+            oci.open_image(f"{locked.address}/x:v1")
+
+    def test_a_registry_that_says_403_of_a_login_that_has_ended(self, proxy: RegistryProxy, no_logins: Path) -> None:
+        """As ECR does after 12 hours, without a challenge; who may not read it is told so all the same."""
+        proxy.add(Fault(match="manifests", status=401, headers={"WWW-Authenticate": 'Basic realm="r"'}))
+        proxy.add(Fault(match="blobs", status=403, times=2))
+        log_in(no_logins, proxy.address, password="old")
+        with client(proxy.address) as registry:
+            assert registry.manifest("v1")[0]
+            with pytest.raises(PrivilegeError, match="denies access"):
+                registry.read_range(ITEM, 7, 10)
+            log_in(no_logins, proxy.address, password="new")
+            assert registry.read_range(ITEM, 7, 10) == DATA[7:17]
+        sent = [base64.b64decode(one.headers.get("authorization", "")[6:]).decode() for one in proxy.requests("blobs")]
+        assert sent == [f"{USER}:old", f"{USER}:old", f"{USER}:new"]
 
     @pytest.mark.parametrize(
         ("script", "kind", "said"),
@@ -550,7 +666,7 @@ class TestHostsOfContainerd:
                 assert len(secure.seen) == 1
                 secure.down = unchecked.down = True
                 assert registry.read_range(ITEM, 7, 10) == DATA[7:17]
-                assert origin.requests("^GET /v2/x/blobs/sha256:[0-9a-f]{64}$|^GET /v2/x/blobs/[^?]*$")
+                assert origin.requests(r"^GET /v2/x/blobs/sha256:[0-9a-f]{64}\?ns=r\.example\.org:5000$")
             origin.seen.clear()
             with Registry(ref, mirrors=()) as registry:  # as the node daemon asks for a user
                 assert registry.head_manifest("v1", retries=0)
@@ -559,6 +675,43 @@ class TestHostsOfContainerd:
             with Registry(ref) as registry:  # our own settings come first
                 assert b"".join(registry.blob(ITEM)) == DATA
             assert len(origin.seen) == 1
+
+    @pytest.mark.parametrize("pair", ['"both.pem"', '["both.pem"]', '[["ca.crt", "key.pem"]]', '[["both.pem", ""]]'])
+    def test_certificates_of_our_own_and_headers(
+        self, plain: DockerRegistry, said: Path, monkeypatch: pytest.MonkeyPatch, pair: str
+    ) -> None:
+        context = certificate(said.parent)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(said.parent / "ca.crt")
+        texts = [(said.parent / name).read_text() for name in ("key.pem", "ca.crt")]
+        (said.parent / "both.pem").write_text("".join(texts))
+        with RegistryProxy(plain.address, tls=context) as secure, RegistryProxy(plain.address) as origin:
+            rest = f'ca = "ca.crt"\nclient = {pair}\n[host."https://{secure.address}".header]\nX-Own = ["a", "b"]\n'
+            said.write_text(f'server = "http://{origin.address}"\n[host."https://{secure.address}"]\n{rest}')
+            with Registry(oci.Reference.parse("r.example.org:5000/x:v1")) as registry:
+                assert b"".join(registry.blob(ITEM)) == DATA
+            assert [one.headers["x-own"] for one in secure.seen] == ["a, b"]
+            assert not origin.seen
+
+    def test_a_stranger_has_no_rights_of_this_machine(
+        self, proxy: RegistryProxy, said: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said.write_text(f'server = "http://{proxy.address}"\nclient = "none"\n[header]\nAuthorization = "Basic b3du"\n')
+        monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", proxy.address)
+        ref = oci.Reference.parse("r.example.org:5000/x:v1")
+        for logins in (None, credentials.Logins()):
+            assert oci.digest_for(ref, logins)
+        assert [one.headers.get("authorization") for one in proxy.seen] == ["Basic b3du", None]
+
+    def test_certificates_alone(self, plain: DockerRegistry, said: Path) -> None:
+        """A folder without a hosts.toml, as docker has them."""
+        context = certificate(said.parent)
+        with RegistryProxy(plain.address, tls=context) as origin:
+            (other := said.parent.parent / "_default").mkdir()
+            (other / "hosts.toml").write_text('server = "http://127.0.0.1:9"')
+            said.parent.rename(said.parent.parent / f"{origin.address.replace(':', '_')}_")
+            with Registry(oci.Reference.parse(f"{origin.address}/x:v1"), plain_http=False) as registry:
+                assert registry.manifest("v1")[0]
 
     def test_a_registry_named_as_its_own_host(self, plain: DockerRegistry, tmp_path: Path, said: Path) -> None:
         context = certificate(tmp_path)

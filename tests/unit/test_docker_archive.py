@@ -147,6 +147,10 @@ def compressed_under_any_name(members: dict[str, bytes]) -> None:
     renamed(members, lambda number, data: (f"l{number}.tar.gz", (gzip.compress, zstandard.compress)[number % 2](data)))
 
 
+def compressed_under_their_diff_ids(members: dict[str, bytes]) -> None:
+    renamed(members, lambda _, data: (f"{oci.spec.digest_of(data)[7:]}.tar.gz", gzip.compress(data)))
+
+
 def named_by_another_digest(members: dict[str, bytes]) -> None:
     """As the ids of a tool that counts differently: only the diff ids say what a layer is."""
     renamed(members, lambda number, data: (f"{number:064x}.tar", data))
@@ -160,6 +164,7 @@ def named_by_another_digest(members: dict[str, bytes]) -> None:
         of_dots,
         named_with_dots,
         compressed_under_any_name,
+        compressed_under_their_diff_ids,
         named_by_another_digest,
     ],
 )
@@ -169,6 +174,16 @@ def test_other_forms(saved: Path, tmp_path: Path, form: Change) -> None:
     write(tmp_path / "x.tar", members)
     assert content(f"docker-archive:{tmp_path}/x.tar") == content(f"oci:{saved}/layout:one")
     assert content(f"docker-archive:{tmp_path}/x.tar:registry:5000/team/one:v1") == content(f"oci:{saved}/layout:one")
+
+
+@pytest.mark.parametrize("layers", [{"Layers": None}, {"Layers": []}, {}])
+def test_a_saved_image_without_layers(tmp_path: Path, layers: dict[str, object]) -> None:
+    """Of ``FROM scratch`` and nothing more; null is what Go writes for it."""
+    config = {"os": "linux", "architecture": "amd64", "rootfs": {"type": "layers", "diff_ids": None}}
+    entry = {"Config": "c.json", "RepoTags": None, **layers}
+    members = {"c.json": json.dumps(config), "manifest.json": json.dumps([entry])}
+    write(tmp_path / "x.tar", {name: text.encode() for name, text in members.items()})
+    assert content(f"docker-archive:{tmp_path}/x.tar") == []
 
 
 def test_the_last_member_of_a_name_counts(saved: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +94,49 @@ def test_any_file_of_logins_is_read(data: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(data)
         credentials.read(Path(file.name))
+
+
+@pytest.mark.parametrize(
+    ("said", "registry", "user"),
+    [
+        ({"auths": {"https://r.site/v2/": {"auth": "dTpw"}}}, "r.site", "u"),
+        ({"auths": {"r.site": {"auth": "dXNlcjpw"}}}, "r.site", "user"),
+        ({"auths": {"r.site": {"auth": "dXNlc\njpw\n"}}}, "r.site", "user"),
+        ({"auths": {"r.site": {"auth": "dXNlcjpwYQ"}}}, "r.site", "user"),
+        ({"auths": {"r.site": {"auth": "dXNlcjpwYQ=="}}}, "r.site", "user"),
+        ({"auths": {"*.site": {"auth": "dTpw"}}}, "r.site", "u"),
+        ({"auths": {"*.site": {"auth": "dTpw"}}}, "a.r.site", None),
+        ({"auths": {"r*.site:5000/a": {"auth": "dTpw"}}}, "r1.site:5000", "u"),
+        ({"auths": {"r*.site:5000/a": {"auth": "dTpw"}}}, "r1.site", None),
+        ({"auths": {"r.site/b": {"auth": "dTpw"}, "r.site/ab": {"auth": "dTpw"}}}, "r.site", None),
+        ({"auths": {"*.site": {"auth": "bm86cA=="}, "r.site": {"auth": "dTpw"}}}, "r.site", "u"),
+        ({"auths": {"r.site": {"auth": "bm86cA=="}, "*.site/a": {"auth": "dTpw"}}}, "r.site", "u"),
+        ({"auths": {"[::1]:5000": {"auth": "dTpw"}}}, "[::1]:5000", "u"),
+        ({"auths": {"r.site": {}}, "credsStore": "own"}, "r.site", "helped"),
+        ({"auths": {"r.site": {"auth": "dTpw"}}, "credHelpers": {"r.site": ""}, "credsStore": "own"}, "r.site", "u"),
+        ({"credHelpers": {"r.site": ""}, "credsStore": "own"}, "r.site", None),
+        ({"credHelpers": {"https://index.docker.io/v1/": "own"}}, "docker.io", "helped"),
+        ({"credHelpers": {"r.site": "none"}}, "r.site", None),
+    ],
+)
+def test_forms_of_logins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any], registry: str, user: str | None
+) -> None:
+    for name, answer in (("own", "helped"), ("none", "")):
+        (program := tmp_path / f"docker-credential-{name}").write_text(
+            f'#!/bin/sh\necho \'{{"Username": "{answer}", "Secret": "{answer}"}}\'\n'
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("REGISTRY_AUTH_FILE", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    for place in (".docker/config.json", ".config/containers/auth.json"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).write_text(json.dumps(said))
+        found = credentials.find(registry, "a/b")
+        assert (found.username if found else None) == user
+        (tmp_path / place).unlink()
 
 
 def test_logins_do_not_show() -> None:
@@ -215,8 +261,22 @@ _OWN = Host(plain=False, name="r.example.org")
         ('[host."https://r.example.org"]\nca = ["a", "/b"]', Hosts((), replace(_OWN, ca=("FOLDER/a", "/b")))),
         ('[host."http://m:1/x/"]\ncapabilities = ["push", "pull"]',
          Hosts((Host(plain=True, name="m:1", path="/x/v2", resolves=False),))),
-        ('[host.m]\noverride_path = true\n[host.n]\ncapabilities = []\n[host.n.header]\nx = ["y"]',
-         Hosts((Host(plain=False, name="m", path=""), Host(plain=False, name="n", resolves=False, pulls=False)))),
+        ('[host.m]\noverride_path = true\n[host.n]\ncapabilities = []\nproxy = "http://p"',
+         Hosts((Host(plain=False, name="m", path=""), Host(plain=False, name="n")))),
+        ('[host.m]\ncapabilities = ["Pull"]', Hosts((Host(plain=False, name="m", resolves=False),))),
+        ('[host.m]\nclient = "a"\n[host.n]\nclient = ["/a", "b"]\n[host.o]\nclient = [["a", "b"], ["c", ""]]',
+         Hosts((Host(plain=False, name="m", client=(("FOLDER/a", ""),)),
+                Host(plain=False, name="n", client=(("/a", ""), ("FOLDER/b", ""))),
+                Host(plain=False, name="o", client=(("FOLDER/a", "FOLDER/b"), ("FOLDER/c", "")))))),
+        ('[host.m]\ndial_timeout = "1m1.5s"\n[host.m.header]\nX-A = "1"\nx-b = ["2", "3"]\nHost = "h"\n'
+         '[host.n]\ndial_timeout = "500ms"',
+         Hosts((Host(plain=False, name="m", dial_timeout=61.5, header=(("X-A", "1"), ("x-b", "2, 3"))),
+                Host(plain=False, name="n", dial_timeout=0.5)))),
+        ('server = "https://r.example.org"\n[host."https://m"]\n[host."https://r.example.org"]\nca = "a"',
+         Hosts((Host(plain=False, name="m"),), replace(_OWN, ca=("FOLDER/a",)))),
+        ('server = "https://r.example.org"\n[host."http://r.example.org"]', Hosts((), replace(_OWN, plain=True))),
+        ('ca = "a"', Hosts((), replace(_OWN, ca=("FOLDER/a",)))),
+        ('dial_timeout = "1s"', Hosts((), replace(_OWN, plain=None, dial_timeout=1.0))),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["r.example.org", "_default"])
@@ -231,18 +291,39 @@ def test_hosts_of_containerd(
     monkeypatch.setattr(hosts, "FOLDERS", (tmp_path,))
     (tmp_path / name).mkdir()
     (tmp_path / name / "hosts.toml").write_text(text)
-    if found.server:
-        cas = tuple(one.replace("FOLDER", str(tmp_path / name)) for one in found.server.ca)
-        found = found._replace(server=replace(found.server, ca=cas))
-    assert hosts.find("r.example.org") == found
-    assert ("header of n is not used" in caplog.text) == ("header" in text)
+    wanted = msgspec.json.encode(found).replace(b"FOLDER", os.fsencode(tmp_path / name))
+    assert hosts.find("r.example.org") == msgspec.json.decode(wanted, type=Hosts)
+    assert ("proxy of n is not used" in caplog.text) == ("proxy" in text)
     assert hosts.find("other") == (Hosts() if name != "_default" else hosts.find("other"))
+
+
+def test_docker_io_is_where_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example of containerd's own page."""
+    monkeypatch.setattr(hosts, "FOLDERS", (tmp_path,))
+    (tmp_path / "docker.io").mkdir()
+    host = '[host."https://registry-1.docker.io"]\ncapabilities = ["pull", "resolve"]\n'
+    for text in (host, f'server = "https://docker.io"\n{host}', 'server = "docker.io"'):
+        (tmp_path / "docker.io/hosts.toml").write_text(text)
+        assert hosts.find("docker.io") == Hosts((), Host(plain=False, name="registry-1.docker.io"))
+
+
+def test_the_first_folder_of_a_registry_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "FOLDERS", (tmp_path / "1", tmp_path / "2"))
+    for number, place in enumerate(("2/r", "2/_default", "2/r:1", "2/r_1_", "1/_default")):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "hosts.toml").write_text(f'server = "m{number}"')
+        found = hosts.find("r:1").server
+        assert found is None if number < 1 else found and found.name == f"m{number}"
+    (tmp_path / "1/r:1").mkdir()
+    assert hosts.find("r:1") == Hosts()
 
 
 @pytest.mark.parametrize(
     "text",
     ["server = 1", "host = 1", "[host]\nx = 1", "x = ", 'server = "ftp://r"', '[host."http://a/ b"]\nca = 1',
-     '[host."http:///"]', '[host."http://u:p@h"]', "server = " + "[" * 5000, "\udcff", "#" * 2_000_000],
+     '[host."http:///"]', '[host."http://u:p@h"]', 'capabilities = ["read"]', 'client = [["a"]]', 'dial_timeout = "1"',
+     'dial_timeout = "-1s"', '[header]\n"a b" = "1"', '[header]\na = "u:p\\r\\nb: 1"', "header = 1",
+     "server = " + "[" * 5000, "\udcff", "#" * 2_000_000],
 )  # fmt: skip
 def test_hosts_of_containerd_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(hosts, "FOLDERS", (tmp_path,))

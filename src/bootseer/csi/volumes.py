@@ -175,9 +175,12 @@ class Volumes:
         if oci.in_files(wish.name):
             raise PrivilegeError(f"{wish.name} is in no registry, so nothing says who may read it")
         store, ref = open_store(self._config.store_url), oci.Reference.parse(wish.name)
-        record = readable_for(
-            ref, store, self._config, lambda ref: client.digest_with(ref, wish.logins, config=self._config)
-        )
+
+        def digest_for(ref: oci.Reference) -> str:
+            logins = credentials.with_providers(wish.logins, ref.registry, ref.name)
+            return client.digest_with(ref, logins, config=self._config)
+
+        record = readable_for(ref, store, self._config, digest_for)
         return self._tree(folder, record.tree, store, wish)
 
     def _env(self, folder: Path, wish: PodVolume) -> Path:

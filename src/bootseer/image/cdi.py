@@ -17,14 +17,13 @@ from typing import Any, Literal
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
-from bootseer.wiretypes import json_as, known
+from bootseer.wiretypes import json_as, yaml_as
 
 log = logging.getLogger(__name__)
 
 FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 """What a later one says of a device goes before what an earlier one says."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_DEEPEST = 100
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -261,29 +260,11 @@ def _read(path: Path) -> Spec:
     if found.st_uid != 0 or found.st_mode & 0o022:
         raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
     try:
-        if path.suffix == ".json":
-            return json_as(text, Spec)
-        return _of_yaml(text)
+        return json_as(text, Spec) if path.suffix == ".json" else yaml_as(text, Spec)
     except ImportError:
         raise ConfigError(f"{path} is YAML, for which PyYAML is missing", hint="pip install pyyaml") from None
     except ValueError as exc:
         raise ConfigError(f"{path} is no description of devices that is understood: {exc}") from None
-
-
-def _of_yaml(text: bytes) -> Spec:
-    """Raises `ImportError` without PyYAML, and `ValueError`, also for what is nested so deeply that PyYAML would end
-    this process."""
-    import yaml  # type: ignore[import-untyped]
-
-    deep = 0
-    try:
-        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            deep += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if deep > _DEEPEST:
-                raise ValueError("it is nested too deeply")
-    except yaml.YAMLError as exc:
-        raise ValueError(str(exc)) from None
-    return msgspec.yaml.decode(text, type=known(Spec))
 
 
 def _usable(node: DeviceNode) -> bool:

@@ -39,7 +39,7 @@ class _Saved(msgspec.Struct, frozen=True, rename="pascal"):
     """One image in ``manifest.json``; ``config`` and ``layers`` are members of the archive."""
 
     config: str
-    layers: tuple[str, ...]
+    layers: tuple[str, ...] = ()
     repo_tags: tuple[str, ...] | None = None
 
 
@@ -101,8 +101,10 @@ class Archive:
                 digest = ""
                 if file.read(5).startswith(COMPRESSED):
                     named = _NAMED_BY_DIGEST.match(name)
-                    file.seek(0)
-                    digest = f"sha256:{named[1]}" if named else _sha256(iter(functools.partial(file.read, _CHUNK), b""))
+                    digest = f"sha256:{named[1]}" if named else ""
+                    if digest in ("", diff_id):  # some name it by what it is inside
+                        file.seek(0)
+                        digest = _sha256(iter(functools.partial(file.read, _CHUNK), b""))
             self._seen[name] = size, digest
         size, digest = self._seen[name]
         digest = digest or diff_id

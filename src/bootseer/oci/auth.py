@@ -105,6 +105,14 @@ class Auth:
                 return True
         return False
 
+    def renewed(self, used: str) -> bool:
+        """After a 403 to a request that sent ``used``: whether there is another login by now. Some registries answer so
+        when a password of hours has ended, and challenge nobody."""
+        with self._lock:
+            if used and used == self._basic and (login := self._login()):
+                self._basic = login.basic
+            return not self._realm and self._basic != used
+
     def redact(self, text: str) -> str:
         """``text`` of a server without anything secret that we have sent or received."""
         for secret in list(self._secrets):

@@ -16,12 +16,14 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from bootseer.errors import ConfigError, PrivilegeError
+from bootseer.oci import hosts
+from bootseer.oci.hosts import Host
 from bootseer.oci.reference import is_local, is_own
 from bootseer.oci.wire import PIECE, Origin, TlsError, TransportError, number, passing, why
 
@@ -56,24 +58,36 @@ def login_header(proxy: str) -> dict[str, str]:
     return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
 
 
-def context_for(host: str, port: int, cas: Iterable[str] = (), skip_verify: bool = False) -> ssl.SSLContext:
-    """Reads all CAs of the machine, and ``cas``: once per host. `ConfigError` for what is no certificate."""
+def context_for(host: str, port: int, said: Host | None = None) -> ssl.SSLContext:
+    """Reads all CAs of the machine, and what is ``said``: once per host. `ConfigError` for what is no certificate."""
     names = (f"{host}:{port}", *((host,) if port == 443 else ()))
     context = ssl.create_default_context()
-    if skip_verify:
+    if said and said.skip_verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    folders, path = [base / name for base in CERTS for name in names], Path()
+    folders = [base / name for base in CERTS for name in names]
+    beside = [folder for base in hosts.FOLDERS for name in names for folder in hosts.folders(base, name)]
+    folders += [one for one in beside if one not in folders and not (one / "hosts.toml").exists()]
+    path = Path()
     try:
-        for path in [*map(Path, cas), *(path for folder in folders for path in sorted(folder.glob("*.crt")))]:
+        cas = (path for folder in folders for path in sorted(folder.glob("*.crt")))
+        for path in [*map(Path, said.ca if said else ()), *cas]:
             context.load_verify_locations(path)
-        for path in (path for folder in folders for path in sorted(folder.glob("*.cert"))):
-            context.load_cert_chain(path, path.with_suffix(".key"))
+        certs = [path for folder in folders for path in sorted(folder.glob("*.cert"))]
+        pairs = [(path, own if (own := path.with_suffix(".key")).exists() else None) for path in certs]
+        for path, key in [*pairs, *((Path(one), key or None) for one, key in (said.client if said else ()))]:
+            context.load_cert_chain(path, key, password=_no_password)
     except OSError as exc:  # ssl.SSLError is one
-        why = "it is no certificate in PEM" if isinstance(exc, ssl.SSLError) else exc.strerror or "cannot be read"
+        none = "it is no certificate in PEM, or not with its key"
+        why = none if isinstance(exc, ssl.SSLError) else exc.strerror or "cannot be read"
         raise ConfigError(
             f"certificate {path} for registry {names[0]}: {why}", hint="replace it, or take it away"
         ) from None
     return context
+
+
+def _no_password() -> str:
+    """Of a key: nobody is there to be asked for one."""
+    return ""
 
 
 def _addresses(origin: Origin, named: Container[str]) -> list[str]:
@@ -96,18 +110,20 @@ def connect(
     proxy: str | None,
     context: Callable[[str, int], ssl.SSLContext],
     named: Container[str] | None = None,
+    patience: float = CONNECT,
 ) -> http.client.HTTPConnection:
-    """A connection to ``origin``, by way of ``proxy``. ``named``: it is for a stranger, who may reach no address of
-    this machine's own but those of these hosts. `TransportError`, `TlsError`, `PrivilegeError`."""
+    """A connection to ``origin``, by way of ``proxy``, within ``patience`` seconds. ``named``: it is for a stranger,
+    who may reach no address of this machine's own but those of these hosts. `TransportError`, `TlsError`,
+    `PrivilegeError`."""
     via = Origin.of(proxy) if proxy else origin
     connection: http.client.HTTPConnection
     if origin.scheme == "https":
         tls = context(origin.host, origin.port)
-        connection = http.client.HTTPSConnection(via.host, via.port, timeout=CONNECT, context=tls)
+        connection = http.client.HTTPSConnection(via.host, via.port, timeout=patience, context=tls)
         if proxy:
             connection.set_tunnel(origin.host, origin.port, login_header(proxy))
     else:
-        connection = http.client.HTTPConnection(via.host, via.port, timeout=CONNECT)
+        connection = http.client.HTTPConnection(via.host, via.port, timeout=patience)
     connection.blocksize = PIECE
     connection.response_class = limited(CONNECT)
 

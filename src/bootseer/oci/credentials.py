@@ -1,9 +1,10 @@
 """Logins that docker, podman and their credential helpers keep on this machine.
 
 Files, first hit wins: ``$REGISTRY_AUTH_FILE``; ``$DOCKER_CONFIG/config.json``; ``~/.docker/config.json``;
-``$XDG_RUNTIME_DIR/containers/auth.json`` (docker's config.json, containers-auth.json(5)). Inside a file a helper named
-for the registry (``credHelpers``) goes before ``auths``, and ``credsStore`` is asked last. Nothing is kept in memory
-longer than a request for a token needs it, and nothing of it is ever logged."""
+``containers/auth.json`` in ``$XDG_RUNTIME_DIR`` (without one ``/run/containers/UID/auth.json``) and in
+``$XDG_CONFIG_HOME`` (docker's config.json, containers-auth.json(5)). Inside a file a helper named for the registry
+(``credHelpers``) goes before ``auths``, and ``credsStore`` is asked last; after all files the kubelet's `providers`.
+Nothing is kept in memory longer than a request for a token needs it, and nothing of it is ever logged."""
 
 from __future__ import annotations
 
@@ -16,12 +17,15 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from bootseer import config as settings
 from bootseer.errors import ConfigError, UnavailableError, UnsupportedError
+from bootseer.oci import providers
+from bootseer.oci.providers import is_in
 from bootseer.wiretypes import json_as, loaded
 
 log = logging.getLogger(__name__)
@@ -52,7 +56,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     __str__ = __repr__
 
 
-class _Login(msgspec.Struct, frozen=True):
+class Login(msgspec.Struct, frozen=True):
     auth: str = ""
     username: str = ""
     password: str = ""
@@ -65,7 +69,7 @@ class _Login(msgspec.Struct, frozen=True):
 class Logins(msgspec.Struct, frozen=True):
     """What a file of logins says. Its repr shows none."""
 
-    auths: dict[str, _Login] = {}
+    auths: dict[str, Login] = {}
     cred_helpers: dict[str, str] = msgspec.field(name="credHelpers", default_factory=dict)
     creds_store: str = msgspec.field(name="credsStore", default="")
 
@@ -87,23 +91,41 @@ def find(registry: str, name: str = "", logins: Logins | None = None) -> Credent
     ``logins`` (None: those of this machine). None when there is none: the registry is then asked anonymously. A file
     that is not understood is passed over with a warning. Raises `UnsupportedError` or `UnavailableError` when a
     configured helper is missing or fails."""
-    for path, found in _of_this_machine() if logins is None else [(Path("the given logins"), logins)]:
-        keys = list(_keys(registry, name))
-        for helper in (found.cred_helpers[key] for key in keys if key in found.cred_helpers):
-            return _ask(helper, _server(registry))
-        for key in keys:
-            login = next((item for place, item in found.auths.items() if _plain(place) == key), None)
-            if login is not None and (credential := _decode(login, path)):
+    for place, found in _of_this_machine(registry, name) if logins is None else [("the given logins", logins)]:
+        helpers = [found.cred_helpers[key] for key in _fitting(found.cred_helpers, registry, name)]
+        if any(helpers):  # an empty one: what the file has itself, and not the store
+            return _ask(next(filter(None, helpers)), _server(registry))
+        for key in _fitting(found.auths, registry, name):
+            if credential := _decode(found.auths[key], place):
                 return credential
-        if found.creds_store and (credential := _ask(found.creds_store, _server(registry))):
+        if found.creds_store and not helpers and (credential := _ask(found.creds_store, _server(registry))):
             return credential
     return None
 
 
-def _of_this_machine() -> Iterator[tuple[Path, Logins]]:
+def _of_this_machine(registry: str, name: str) -> Iterator[tuple[str, Logins]]:
     for path in _files():
         if (found := read(path)) is not None:
-            yield path, found
+            yield str(path), found
+    yield from _of_providers(registry, name)
+
+
+def _of_providers(registry: str, name: str) -> Iterator[tuple[str, Logins]]:
+    for place, answer in providers.answers(settings.load().credential_providers, registry, name):
+        try:
+            yield place, Logins(auths=json_as(answer, dict[str, Login]))
+        except ValueError:  # whose message may quote it
+            raise UnavailableError(f"{place} answered something else than logins") from None
+
+
+def with_providers(logins: Logins, registry: str, name: str) -> Logins:
+    """``logins``, or, where they have none for the repository, those that the kubelet's providers have for all pods of
+    this node. Raises as `find`."""
+    if find(registry, name, logins) is None:
+        for _, found in _of_providers(registry, name):
+            if find(registry, name, found):
+                return found
+    return logins
 
 
 def _files() -> Iterator[Path]:
@@ -115,8 +137,10 @@ def _files() -> Iterator[Path]:
     else:
         with contextlib.suppress(RuntimeError):  # no HOME, and a user id without a name: a container's, often
             yield Path.home() / ".docker" / "config.json"
-    if env.get("XDG_RUNTIME_DIR"):
-        yield Path(env["XDG_RUNTIME_DIR"], "containers", "auth.json")
+    own = env.get("XDG_RUNTIME_DIR")
+    yield Path(own, "containers/auth.json") if own else Path(f"/run/containers/{os.geteuid()}/auth.json")
+    with contextlib.suppress(RuntimeError):
+        yield Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config", "containers/auth.json")
 
 
 def read(path: Path) -> Logins | None:
@@ -130,12 +154,15 @@ def read(path: Path) -> Logins | None:
         return None
 
 
-def _keys(registry: str, name: str) -> Iterator[str]:
-    hosts = _DOCKER_HUB if registry in _DOCKER_HUB else (registry,)
-    parts = [part for part in name.split("/") if part]
-    for count in range(len(parts), -1, -1):
-        for host in hosts:
-            yield "/".join((host, *parts[:count]))
+def _fitting(places: Iterable[str], registry: str, name: str) -> list[str]:
+    """Those of ``places`` that the repository is in, the most specific first."""
+    plain = {place: _plain(place) for place in places}
+    found = [place for place, key in plain.items() if any(is_in(key, host, name) for host in _names(registry))]
+    return sorted(found, key=lambda place: (-plain[place].count("/"), "*" in plain[place]))
+
+
+def _names(registry: str) -> tuple[str, ...]:
+    return _DOCKER_HUB if registry in _DOCKER_HUB else (registry,)
 
 
 def _plain(place: str) -> str:
@@ -147,17 +174,20 @@ def _server(registry: str) -> str:
     return "https://index.docker.io/v1/" if registry in _DOCKER_HUB else registry
 
 
-def _decode(login: _Login, path: Path) -> Credential | None:
+def _decode(login: Login, place: str) -> Credential | None:
     if login.identitytoken:
-        return Credential(identity_token=login.identitytoken, place=str(path))
+        return Credential(identity_token=login.identitytoken, place=place)
     user, password = login.username, login.password
     if login.auth:
         try:
-            user, _, password = base64.b64decode(login.auth, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
-            log.warning("ignoring a login in %s: it is not base64", path)
+            text = "".join(login.auth.split()).rstrip(
+                "="
+            )  # in lines, or without what fills the last one, as some write
+            user, _, password = base64.b64decode(text + "=" * (-len(text) % 4), validate=True).decode().partition(":")
+        except (binascii.Error, ValueError):
+            log.warning("ignoring a login in %s: it is not base64", place)
             return None
-    return Credential(username=user, password=password.rstrip("\0"), place=str(path)) if user else None
+    return Credential(username=user, password=password.rstrip("\0"), place=place) if user else None
 
 
 def _ask(helper: str, server: str) -> Credential | None:
@@ -186,4 +216,4 @@ def _ask(helper: str, server: str) -> Credential | None:
         raise UnavailableError(f"credential helper {program} answered something else than a login") from None
     if user == _TOKEN_USER:
         return Credential(identity_token=secret, place=program)
-    return Credential(username=user, password=secret, place=program)
+    return Credential(username=user, password=secret, place=program) if user or secret else None

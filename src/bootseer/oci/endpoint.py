@@ -72,6 +72,7 @@ class Endpoint:
         self.root = f"{'http' if plain else 'https'}://{host}"
         self.base = f"{self.root}{said.path if said else '/v2'}/{name}"
         self.resolves, self.pulls = (said.resolves, said.pulls) if said else (True, True)
+        self._header = dict(said.header) if said else {}
         self._query = f"ns={quote(mirrors, safe=':')}" if mirrors else ""
         self._transport = transport
         self._origin = Origin.of(self.root)
@@ -125,10 +126,10 @@ class Endpoint:
         for _ in range(_LOGINS + 1):
             used = self.auth.header()
             answer = self._follow(method, url, dict(headers or {}), used, body, patience)
-            if answer.status != 401 or not self.own(answer.url):
+            if answer.status not in (401, 403) or not self.own(answer.url):
                 break
             try:
-                if not self.auth.challenged(answer, used):
+                if not (self.auth.challenged(answer, used) if answer.status == 401 else self.auth.renewed(used)):
                     break
             except BaseException:
                 answer.close()
@@ -161,7 +162,8 @@ class Endpoint:
     ) -> Answer:
         for _ in range(_REDIRECTS + 1):
             own = self.own(url)
-            sent = {**headers, "Authorization": secret} if secret and own else headers
+            sent = {**self._header, **headers} if own else headers
+            sent = {**sent, "Authorization": secret} if secret and own else sent
             answer = self._transport.request(method, url, headers=sent, body=body, patience=patience)
             if answer.status not in (301, 302, 303, 307, 308) or "location" not in answer.headers:
                 return answer

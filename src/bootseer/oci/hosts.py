@@ -1,13 +1,14 @@
 """``hosts.toml`` of containerd: by which hosts a registry is asked, and how. Read are ``server``, and of it and of each
-``[host."URL"]`` ``capabilities`` (``resolve``, ``pull``), ``ca``, ``skip_verify`` and ``override_path``. Anything else
-(``client``, ``header``, timeouts) is not: the log names it."""
+``[host."URL"]`` ``capabilities`` (``resolve``, ``pull``), ``ca``, ``client``, ``skip_verify``, ``override_path``,
+``header`` and ``dial_timeout``. Anything else (``proxy``) is not: the log names it."""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,14 +21,25 @@ log = logging.getLogger(__name__)
 
 FOLDERS = (Path("/etc/containerd/certs.d"), Path("/etc/docker/certs.d"))
 """As containerd 2 has it when its settings do not say."""
+T = TypeVar("T")
+_USUAL = {"docker.io": "registry-1.docker.io"}
 _MOST = 1 << 20
 _TOP = ("server", "host")
+_TLS = ("ca", "client", "skip_verify")
+_ABLE = ("resolve", "pull", "push")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_LONGEST_DIAL = 180.0
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OF_REQUESTS = ("host", "content-length", "transfer-encoding", "trailer")
+"""Headers that requests have of their own, whatever is said."""
 
 
 class Host(msgspec.Struct, frozen=True):
     """Where a registry is asked. ``path`` is what repositories are below."""
 
-    plain: bool
+    plain: bool | None
+    """Without TLS; None: as it is asked where nothing is said."""
     name: str
     """``host`` or ``host:port``."""
     path: str = "/v2"
@@ -37,6 +49,15 @@ class Host(msgspec.Struct, frozen=True):
     """and for digests."""
     ca: tuple[str, ...] = ()
     skip_verify: bool = False
+    client: tuple[tuple[str, str], ...] = ()
+    """Files of certificates that show who we are, each with that of its key (empty: it holds both)."""
+    header: tuple[tuple[str, str], ...] = ()
+    """What requests to it have beside their own; may be secret."""
+    dial_timeout: float = 0.0
+    """Seconds to connect; 0: as usual."""
+
+    def __repr__(self) -> str:
+        return f"<Host {self.name}{self.path}>"
 
 
 class Hosts(NamedTuple):
@@ -47,23 +68,38 @@ class Hosts(NamedTuple):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    capabilities: list[str] | None = None
-    ca: str | list[str] = msgspec.field(default_factory=list)
+    capabilities: list[str] = []
+    ca: str | list[str] = []
+    client: str | list[str | list[str]] = []
     skip_verify: bool = False
     override_path: bool = False
+    header: dict[str, str | list[str]] = {}
+    dial_timeout: str = ""
+
+
+def usual(registry: str) -> str:
+    """The host at which ``registry`` answers, where nothing else is said."""
+    return _USUAL.get(registry, registry)
+
+
+def folders(base: Path, registry: str) -> list[Path]:
+    """Where below ``base`` something may be said of ``registry``: first the name of containerd."""
+    host, colon, port = registry.rpartition(":")
+    return [base / name for name in (*([f"{host}_{port}_"] if colon else []), registry)]
 
 
 def find(registry: str) -> Hosts:
-    """What this machine says of ``registry``, else of ``_default``. Raises `ConfigError` for what is no such file."""
-    host, colon, port = registry.rpartition(":")
-    names = [f"{host}_{port}_"] if colon else []
-    for folder in FOLDERS:
-        for name in (*names, registry, "_default"):
-            path = folder / name / "hosts.toml"
+    """What this machine says of ``registry``, else of ``_default``: the first folder that is there counts, also when it
+    has certificates alone (`connect.context_for`). Raises `ConfigError` for what is no such file."""
+    for base in FOLDERS:
+        for folder in (*folders(base, registry), base / "_default"):
+            path = folder / "hosts.toml"
             try:
                 with open(path, "rb") as file:
                     text = file.read(_MOST + 1)
             except (FileNotFoundError, NotADirectoryError):
+                if folder.is_dir():
+                    return Hosts()
                 continue
             except OSError as exc:
                 log.warning("%s is not used: %s", path, exc.strerror)
@@ -84,12 +120,16 @@ def _read(text: bytes, path: Path, registry: str) -> Hosts:
         if not isinstance(named, dict) or not all(isinstance(one, dict) for one in named.values()):
             raise ValueError("host is no table of tables")
         hosts = [_host(url, entry, path) for url, entry in named.items()]
-        server = _host(url, rest, path) if (url := found.get("server", "")) else None
+        server = None
+        if (url := found.get("server", "")) or rest:
+            server = _host(url or registry, rest, path)
+        if server and not url and rest.keys().isdisjoint(_TLS):
+            server = msgspec.structs.replace(server, plain=None)
     except ValueError as exc:
         why = " ".join(str(exc).split())
         raise ConfigError(f"{path} is not understood: {why}", hint="containerd's hosts.md says what is in it") from None
-    if server is None:
-        server = next((one for one in hosts if one.name == registry), None)
+    place = (server.name, server.path) if server else (usual(registry), "/v2")
+    server = next((one for one in hosts if (one.name, one.path) == place), server)  # it is asked before
     mirrors = [one for one in hosts if server is None or (one.name, one.path) != (server.name, server.path)]
     return Hosts(tuple(mirrors), server)
 
@@ -109,13 +149,41 @@ def _host(url: object, entry: Mapping[str, Any], path: Path) -> Host:
     below = parts.path.rstrip("/")
     if not said.override_path and not below.endswith("/v2"):
         below += "/v2"
-    able = said.capabilities
+    able = [one.lower() for one in said.capabilities] or _ABLE
+    if unknown := set(able) - set(_ABLE):
+        raise ValueError(f"{min(unknown)!r} is no capability")
+    pairs = [[one, ""] if isinstance(one, str) else one for one in _several(said.client)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("client has what is no pair of a certificate and its key")
     return Host(
         plain=parts.scheme == "http",
-        name=parts.netloc,
+        name=usual(parts.netloc),
         path=below,
-        resolves=able is None or "resolve" in able,
-        pulls=able is None or "pull" in able,
-        ca=tuple(str(path.parent / one) for one in ([said.ca] if isinstance(said.ca, str) else said.ca)),
+        resolves="resolve" in able,
+        pulls="pull" in able,
+        ca=tuple(str(path.parent / one) for one in _several(said.ca)),
         skip_verify=said.skip_verify,
+        client=tuple((str(path.parent / cert), str(path.parent / key) if key else "") for cert, key in pairs),
+        header=_header(said.header),
+        dial_timeout=_seconds(said.dial_timeout),
     )
+
+
+def _several(said: str | list[T]) -> list[str | T]:
+    return [said] if isinstance(said, str) else [*said]
+
+
+def _header(said: Mapping[str, str | list[str]]) -> tuple[tuple[str, str], ...]:
+    for name, value in said.items():
+        if not _NAME.fullmatch(name) or not all(one.isprintable() and one.isascii() for one in _several(value)):
+            raise ValueError(f"header {name!r} is none of HTTP")
+    kept = (name for name in said if name.lower() not in _OF_REQUESTS)
+    return tuple((name, ", ".join(_several(said[name]))) for name in kept)
+
+
+def _seconds(text: str) -> float:
+    """Of ``1m30s``, as Go writes a time."""
+    parts = _DURATION.findall(text)
+    if "".join(map("".join, parts)) != text != "0":
+        raise ValueError(f"{text!r} is no time, such as 1s or 500ms")
+    return min(sum(float(number) * _UNITS[unit] for number, unit in parts), _LONGEST_DIAL)

@@ -40,7 +40,6 @@ from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
-_HOSTS = {"docker.io": "registry-1.docker.io"}
 _PAGE = 1000
 _MAX_PAGE = 64 << 20
 _MAX_TAGS = 1_000_000
@@ -104,18 +103,22 @@ class Registry(Closing):
         self._without_tls = config.plain_http
         self._transport = Transport(self._without_tls if stranger else None)
         said = hosts.find(ref.registry)
-        plain = said.server.plain if said.server else ref.plain_http(self._without_tls)
-        usual = _HOSTS.get(ref.registry, ref.registry)
+        if stranger and said.server:  # who has no right of this machine's
+            own = msgspec.structs.replace(said.server, client=(), header=())
+            said = said._replace(server=own)
+        plain = said.server.plain if said.server else None
+        plain = ref.plain_http(self._without_tls) if plain is None else plain
+        usual = hosts.usual(ref.registry)
         host = said.server.name if said.server else usual
         plain = plain if plain_http is None else plain_http
         # Another host gets no login of the registry.
-        named = ref.registry if host in (ref.registry, usual) else host
-        self._origin = self._endpoint(named, host, ref.name, plain, said.server)
+        named, told = (ref.registry, "") if host in (ref.registry, usual) else (host, ref.registry)
+        self._origin = self._endpoint(named, host, ref.name, plain, said.server, mirrors=told)
         if mirrors is None:
             mirrors = config.registry_mirrors.get(ref.registry)
         if mirrors is None:
             there = [
-                self._endpoint(one.name, one.name, ref.name, one.plain, one, mirrors=ref.registry)
+                self._endpoint(one.name, one.name, ref.name, bool(one.plain), one, mirrors=ref.registry)
                 for one in said.mirrors
             ]
         else:
@@ -147,8 +150,8 @@ class Registry(Closing):
             said=said,
             mirrors=mirrors,
         )
-        if said and not plain:
-            self._transport.trust(Origin.of(made.root), said.ca, said.skip_verify)
+        if said:
+            self._transport.connect_as(Origin.of(made.root), said)
         return made
 
     def __repr__(self) -> str:

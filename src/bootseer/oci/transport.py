@@ -20,13 +20,14 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from http.client import HTTPMessage
 from typing import Any
 
 from bootseer.closing import Closing
 from bootseer.oci import connect
 from bootseer.oci.connect import Response, limited
+from bootseer.oci.hosts import Host
 from bootseer.oci.wire import FilePart, Origin, TransportError, number, target, why
 
 STALL = 30.0
@@ -99,16 +100,16 @@ class Transport:
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
         self._pid = os.getpid()
-        self._trusted: dict[tuple[str, int], tuple[Sequence[str], bool]] = {}
+        self._said: dict[tuple[str, int], Host] = {}
         self._contexts: dict[tuple[str, int], ssl.SSLContext] = {}
 
-    def trust(self, origin: Origin, cas: Sequence[str], skip_verify: bool) -> None:
-        """Take, beside the CAs of this machine, ``cas`` for ``origin``, or any certificate."""
-        self._trusted[origin.host, origin.port] = cas, skip_verify
+    def connect_as(self, origin: Origin, said: Host) -> None:
+        """Connect to ``origin`` as ``said``: within that time, with these certificates beside those of this machine."""
+        self._said[origin.host, origin.port] = said
 
     def _context(self, host: str, port: int) -> ssl.SSLContext:
         if (made := self._contexts.get((host, port))) is None:
-            made = self._contexts[host, port] = connect.context_for(host, port, *self._trusted.get((host, port), ()))
+            made = self._contexts[host, port] = connect.context_for(host, port, self._said.get((host, port)))
         return made
 
     def request(
@@ -178,7 +179,9 @@ class Transport:
             if time.monotonic() - since < _AGE and not _ended(connection.sock):
                 return connection, True
             connection.close()
-        return connect.connect(origin, proxy, self._context, self.named), False
+        said = self._said.get((origin.host, origin.port))
+        patience = said.dial_timeout if said else 0.0
+        return connect.connect(origin, proxy, self._context, self.named, patience or connect.CONNECT), False
 
     def _back(self, origin: Origin, connection: http.client.HTTPConnection, ended: bool) -> None:
         if ended and connection.sock is not None:

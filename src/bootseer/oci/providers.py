@@ -1,0 +1,125 @@
+"""The kubelet's image credential providers: programs that have logins of registries, good for some hours (kubelet
+configuration v1, credential provider API v1). Here they are asked whenever a login is wanted, and nothing is kept: who
+asks uses the answer for as long as the registry takes it."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bootseer.errors import ConfigError, UnavailableError
+from bootseer.wiretypes import json_as, yaml_as
+
+log = logging.getLogger(__name__)
+
+DEADLINE = 60.0
+"""Seconds for an answer, as the kubelet has it."""
+_SUFFIXES = (".json", ".yaml", ".yml")
+
+
+class _Variable(msgspec.Struct, frozen=True):
+    name: str
+    value: str = ""
+
+
+class _Provider(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    match_images: list[str]
+    api_version: str
+    args: list[str] | None = None
+    env: list[_Variable] | None = None
+    token_attributes: Any = None
+
+
+class _Providers(msgspec.Struct, frozen=True):
+    """A ``CredentialProviderConfig``."""
+
+    providers: list[_Provider]
+
+
+class _Answer(msgspec.Struct, frozen=True, rename="camel"):
+    kind: str
+    api_version: str
+    auth: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def is_in(pattern: str, registry: str, name: str) -> bool:
+    """Whether the repository ``name`` at ``registry`` is in ``HOST[:PORT][/PATH]``, of whose host ``*`` stands for
+    anything in a part: so the kubelet, its providers and secrets of pods name registries."""
+    host, _, path = pattern.partition("/")
+    above = path.split("/") if path else []
+    if name.split("/")[: len(above)] != above:
+        return False
+    wanted, has = host.split("."), registry.split(".")
+    return host == registry or (len(has) == len(wanted) and all(map(fnmatch.fnmatchcase, has, wanted)))
+
+
+def answers(setting: str, registry: str, name: str) -> Iterator[tuple[str, bytes]]:
+    """Of each provider that `Config.credential_providers` names and that is for this repository, what to call it and
+    its logins: a JSON object like ``auths`` of docker's config.json. Raises `ConfigError`, `UnavailableError` (a
+    provider that fails)."""
+    if not setting:
+        return
+    file, colon, folder = setting.partition(":")
+    if not colon:
+        raise ConfigError(f"credential_providers = {setting!r} names no folder", hint="write FILE:FOLDER")
+    for one in _read(Path(file)):
+        if not any(is_in(pattern, registry, name) for pattern in one.match_images):
+            continue
+        if one.token_attributes is not None:
+            log.warning("credential provider %s wants the token of a pod, and is not asked", one.name)
+        elif answer := _ask(Path(folder), one, f"{registry}/{name}"):
+            yield f"credential provider {one.name}", answer
+
+
+def _read(path: Path) -> Iterator[_Provider]:
+    """Those in a file, or in all of a folder."""
+    try:
+        paths = sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES) if path.is_dir() else [path]
+        for path in paths:
+            text = path.read_bytes()
+            found = json_as(text, _Providers) if path.suffix == ".json" else yaml_as(text, _Providers)
+            yield from found.providers
+    except ImportError:
+        raise ConfigError(f"{path} is YAML, for which PyYAML is missing", hint="pip install pyyaml") from None
+    except (OSError, ValueError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else " ".join(str(exc).split())
+        raise ConfigError(
+            f"the kubelet's credential providers in {path} are not understood: {why}",
+            hint="credential_providers in the settings names them",
+        ) from None
+
+
+def _ask(folder: Path, one: _Provider, image: str) -> bytes:
+    what = f"credential provider {one.name}"
+    if "/" in one.name or one.name in ("", ".", ".."):
+        raise ConfigError(f"{what!r} is no name of a program")
+    request = {"kind": "CredentialProviderRequest", "apiVersion": one.api_version, "image": image}
+    environ = os.environ | {item.name: item.value for item in one.env or ()}
+    argv = [str(folder / one.name), *(one.args or ())]
+    try:
+        done = subprocess.run(
+            argv, input=json.dumps(request).encode(), capture_output=True, env=environ, timeout=DEADLINE
+        )
+    except subprocess.TimeoutExpired:
+        raise UnavailableError(f"{what} did not answer within {DEADLINE:.0f} s") from None
+    except OSError as exc:
+        raise UnavailableError(f"{what} cannot run: {exc.strerror}") from None
+    if done.returncode != 0:
+        raise UnavailableError(f"{what} failed for {image}: exit code {done.returncode}")
+    try:
+        found = json_as(done.stdout, _Answer)
+        if (found.kind, found.api_version) != ("CredentialProviderResponse", one.api_version):
+            raise ValueError
+    except ValueError:
+        raise UnavailableError(f"{what} answered something else than logins") from None
+    auth = bytes(found.auth)
+    return b"" if auth == b"null" else auth
