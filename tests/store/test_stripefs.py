@@ -1,5 +1,6 @@
 """What a striped store promises, held against each kind of storage."""
 
+import contextlib
 import os
 import uuid
 
@@ -148,8 +149,10 @@ def test_checkpoints(fs):
         fs.commit("step-1")
     assert fs.latest("") == "step-1"
     assert fs.checkpoint("step-1").size == len(DATA)
-    with pytest.raises(DataError, match="has no COMMIT: its save did not finish"):
+    with pytest.raises(DataError) as caught:
         fs.checkpoint("step-2")
+    said = "checkpoint step-2 has no COMMIT: its save did not finish; use `bootseer fs ls --latest`"
+    assert (str(caught.value), caught.value.exit_code) == (said, 65)
     with pytest.raises(NotFoundError, match="no checkpoint step-3"):
         fs.checkpoint("step-3")
 
@@ -178,11 +181,11 @@ def test_an_ended_writer_publishes_nothing(fs):
 
 
 def test_an_abandoned_write_leaves_nothing(fs):
-    out = fs.create("d/f", striped=True, unit=65536)
-    out.write(DATA)
-    out.abandon()
-    with pytest.raises(NotFoundError):
-        fs.stat("d/f")
+    with contextlib.suppress(ZeroDivisionError), fs.create("d/f", striped=True, unit=65536) as out:
+        out.write(DATA)
+        raise ZeroDivisionError
+    with pytest.raises(NotFoundError, match="no file d/f"):
+        fs.open("d/f")
     try:
         left = names(fs, "d/.bsx")
     except NotFoundError:

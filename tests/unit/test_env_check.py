@@ -9,10 +9,10 @@ import pytest
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, quarantine, snapshots
+from bootseer.env import EnvResult, Outcome, quarantine, snapshots
 from bootseer.errors import NotFoundError, UnavailableError
 from bootseer.objects.folder import FolderStore
-from support import keys
+from support import envnode, keys
 
 CHECK_FAILS = "missed because the snapshot is quarantined on this node: its check ended with exit code 3"
 FOR_ALL = "the snapshot is quarantined for all nodes: its check ended with exit code 3"
@@ -42,19 +42,11 @@ class Site:
             self.seen.append(self.made(node).read_text())
             return code
 
-        spec = EnvSpec(
-            targets=(Target("/opt/env", str(self.root / node / "target")),),
-            command=("make-env",),
-            image_digest="sha256:1",
-            restore="unpack",
-            background=False,
-        )
-        cache, state = str(self.root / node / "cache"), str(self.root / node / "state")
         return env.run(
-            msgspec.structs.replace(spec, **changed),
+            envnode.spec_for(self.root / node / "target", restore="unpack", **changed),
             command,
             store_url=str(self.store),
-            config=msgspec.structs.replace(Config(cache_dir=cache, state_dir=state), **self.settings),
+            config=msgspec.structs.replace(envnode.config_in(self.root / node), **self.settings),
             check=None if code is None else check,
         )
 
@@ -119,10 +111,7 @@ def test_what_was_unpacked_is_taken_back_before_the_command_runs(site: Site) -> 
         seen.append([path.name for path in target.iterdir() if path.name != "pyc"])
         return 7
 
-    spec = EnvSpec(
-        targets=(Target("/opt/env", str(target)),), command=("make-env",), image_digest="sha256:1", restore="unpack"
-    )
-    config = Config(cache_dir=str(site.root / "b/cache"), state_dir=str(site.root / "b/state"))
+    spec, config = envnode.spec_for(target, restore="unpack", background=True), envnode.config_in(site.root / "b")
     assert env.run(spec, command, store_url=str(site.store), config=config, check=check).exit_code == 7
     assert seen == [["made"], []]
 

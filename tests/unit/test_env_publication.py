@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from bootseer import env
@@ -29,7 +28,6 @@ from bootseer.blocks.metadata import LocalTree, localize
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.layout import layout_of
 from bootseer.blocks.profiles.library import ProfileKey
-from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, publisher, pyc, scan, snapshots
 from bootseer.env.contents import ALIGN, Contents, File, read_layers
 from bootseer.env.inputs import Opened
@@ -39,6 +37,7 @@ from bootseer.kernel import beneath
 from bootseer.launch import node
 from bootseer.launch.node import Start, seen_out
 from bootseer.objects import lease, open_store
+from support import envnode
 from support.waits import until
 
 
@@ -47,7 +46,7 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.root, self.store, self.target = root, root / "store", root / "target"
-        self.config = Config(cache_dir=str(root / "cache"), state_dir=str(root / "state"))
+        self.config = envnode.config_in(root)
 
     def run(self, act: Callable[[Path], object] = lambda root: None, **changed: object) -> EnvResult:
         def runner() -> int:
@@ -57,11 +56,7 @@ class Site:
             act(self.target)
             return 0
 
-        spec = EnvSpec(
-            targets=(Target("/opt/env", str(self.target)),), command=("x",), image_digest="sha256:1", restore="unpack"
-        )
-        spec = msgspec.structs.replace(spec, **changed)
-        return env.run(spec, runner, store_url=str(self.store), config=self.config)
+        return envnode.run(self.root, self.store, runner, restore="unpack", **{"background": True, **changed})
 
     @property
     def manifests(self) -> list[Path]:

@@ -28,7 +28,7 @@ from bootseer.env.unpack import beside, recover
 from bootseer.errors import ConfigError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.objects import lease
 from bootseer.objects.folder import FolderStore
-from support import forked, keys
+from support import envnode, forked, keys
 from support.stores import CheckedStore
 from support.waits import until
 
@@ -44,14 +44,7 @@ class Site:
 
     def spec(self, node: str, **changed: object) -> EnvSpec:
         # One path as the job sees it, another directory behind it per node: what a container would give.
-        base = EnvSpec(
-            targets=(Target("/opt/env", str(self.host(node))),),
-            command=("make-env",),
-            image_digest="sha256:1",
-            restore="unpack",
-            background=False,
-        )
-        return msgspec.structs.replace(base, **changed)
+        return envnode.spec_for(self.host(node), **{"restore": "unpack", **changed})
 
     def host(self, node: str) -> Path:
         return self.root / node / "target"
@@ -66,12 +59,14 @@ class Site:
             (host / "pkg" / "__init__.py").write_text("x = 1\n")
             (host / "link").unlink(missing_ok=True)
             (host / "link").symlink_to("pkg")
+            for path in (*host.rglob("*"), host):  # the same on each node, so that a new snapshot has the old objects
+                os.utime(path, (1, 1.6e9), follow_symlinks=False)
             return code
 
         return run
 
     def config(self, node: str) -> Config:
-        return Config(cache_dir=str(self.root / node / "cache"), state_dir=str(self.root / node / "state"))
+        return envnode.config_in(self.root / node)
 
     def run(self, node: str, *, code: int = 0, store: str = "", **changed: object) -> EnvResult:
         return env.run(
@@ -298,19 +293,14 @@ def test_secrets_stop_publication_not_the_job(site: Site, caplog: pytest.LogCapt
 # -- the store in trouble -------------------------------------------------------------------------------------------
 
 
-def test_store_in_the_way(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("store", ["", "s3-nothing://bucket"], ids=["a file in its place", "down"])
+def test_without_a_store(site: Site, caplog: pytest.LogCaptureFixture, store: str) -> None:
     site.store.write_text("a file where the store should be")
-    result = site.run("a")
-    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
-    assert site.runs == ["a"]
+    result = site.run("a", store=store)
+    assert (result.outcome, result.exit_code, site.runs) == (Outcome.RAN, 0, ["a"])
+    assert not store or "the store did not answer" in result.reason
     assert caplog.records
-
-
-def test_store_down(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    result = site.run("a", store="s3-nothing://bucket")
-    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
-    assert "the store did not answer" in result.reason
-    assert "running the command" in caplog.text
+    assert not store or "running the command" in caplog.text
 
 
 @pytest.mark.parametrize("point", ["store.put.before-sync", "env.publish.before-build", "env.publish.before-manifest"])
@@ -355,31 +345,22 @@ def test_a_damaged_manifest_is_replaced(site: Site, caplog: pytest.LogCaptureFix
     assert site.run("c").outcome is Outcome.RESTORED_UNPACK
 
 
-@pytest.mark.parametrize("part", ["blobs", "env/lists", "trees"])
-def test_a_flipped_bit_is_seen_and_the_command_runs(site: Site, part: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("part", ["blobs", "env/lists", "trees", "gone trees"])
+def test_a_flipped_bit_is_seen_and_the_command_runs(site: Site, part: str) -> None:
     site.run("a")
-    for path in (site.store / part).rglob("*"):
-        if path.is_file():
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 4
-            path.write_bytes(bytes(data))
+    gone, _, folder = part.rpartition(" ")
+    for path in [path for path in (site.store / folder).rglob("*") if path.is_file()]:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.unlink() if gone else path.write_bytes(bytes(data))
     result = site.run("b")
     assert (result.outcome, result.exit_code) == (Outcome.RAN_AND_PUBLISHED, 0)
-    assert "quarantined on this node" in result.reason
+    assert gone or "quarantined on this node" in result.reason
     assert files(site.host("b")) == files(site.host("a"))
     for node in "bac":  # it has replaced the damaged one, also for who has not met that
         assert site.run(node).outcome is Outcome.RESTORED_UNPACK
         assert files(site.host(node)) == files(site.host("a"))
     assert site.runs == ["a", "b"]
-
-
-def test_a_missing_tree_is_no_disaster(site: Site) -> None:
-    site.run("a")
-    for path in (site.store / "trees").iterdir():
-        path.unlink()
-    result = site.run("b")
-    assert (result.outcome, result.exit_code) == (Outcome.RAN_AND_PUBLISHED, 0)
-    assert site.run("c").outcome is Outcome.RESTORED_UNPACK
 
 
 def test_a_hostile_inventory_is_refused_before_the_first_write(site: Site) -> None:
@@ -613,12 +594,20 @@ def test_a_leader_that_was_stopped_and_goes_on_replaces_nothing(
     assert site.run("c").outcome is Outcome.RESTORED_UNPACK
 
 
-def all_wait(caplog: pytest.LogCaptureFixture, count: int) -> None:
-    until(lambda: caplog.text.count("waiting for a, which") >= count, 60)
+def on_five_nodes(site: Site, caplog: pytest.LogCaptureFixture, act: Callable[[str], int], **changed: Any) -> list[Any]:
+    """The results or errors of ``act`` on node a, once four nodes wait for it that begin when a has the lease, and of
+    those four."""
 
+    def start(node: str) -> EnvResult:
+        def run() -> int:
+            site.runs.append(node)
+            if node == "a":
+                until(lambda: caplog.text.count("waiting for a, which") >= 4, 60)
+            return act(node)
 
-def on_five_nodes(site: Site, start: Callable[[str], EnvResult]) -> list[Any]:
-    """The results or errors of ``start`` on node a, and of four nodes that begin once a has the lease."""
+        spec = site.spec(node, **{name: value(node) for name, value in changed.items()})
+        return env.run(spec, run, store_url=str(site.store), config=site.config(node))
+
     with ThreadPoolExecutor(5) as pool, pytest.MonkeyPatch.context() as patch:
         patch.setattr(lease, "this_node", lambda: "a")
         calls = [pool.submit(start, "a")]
@@ -633,18 +622,12 @@ def test_when_the_command_fails_on_two_nodes_the_others_run_it_at_once(
     """What others say of a failure is no reason to end: each runs the command itself, and ends with its own code."""
     at_once = threading.Barrier(3)
 
-    def start(node: str) -> EnvResult:
-        def run() -> int:
-            site.runs.append(node)
-            if node == "a":
-                all_wait(caplog, 4)
-            elif len(site.runs) > 2:
-                at_once.wait(60)  # only when all three run at the same time
-            return ord(node)
+    def act(node: str) -> int:
+        if len(site.runs) > 2:
+            at_once.wait(60)  # only when all three run at the same time
+        return ord(node)
 
-        return env.run(site.spec(node), run, store_url=str(site.store), config=site.config(node))
-
-    results = on_five_nodes(site, start)
+    results = on_five_nodes(site, caplog, act)
     assert sorted(site.runs) == list("abcde")
     assert sorted(result.exit_code for result in results) == [ord(node) for node in "abcde"]
     assert {result.outcome for result in results} == {Outcome.RAN}
@@ -655,16 +638,10 @@ def test_when_the_command_fails_on_two_nodes_the_others_run_it_at_once(
 def test_a_command_that_cannot_be_run_has_failed_for_those_who_wait(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def start(node: str) -> EnvResult:
-        def run() -> int:
-            site.runs.append(node)
-            if node == "a":
-                all_wait(caplog, 4)
-            raise UnavailableError("no container runtime")
+    def act(node: str) -> int:
+        raise UnavailableError("no container runtime")
 
-        return env.run(site.spec(node), run, store_url=str(site.store), config=site.config(node))
-
-    errors = on_five_nodes(site, start)
+    errors = on_five_nodes(site, caplog, act)
     assert (len(site.runs), [type(error) for error in errors]) == (5, [UnavailableError] * 5)
     assert "could not be run: no container runtime" in caplog.text
 
@@ -672,20 +649,14 @@ def test_a_command_that_cannot_be_run_has_failed_for_those_who_wait(
 def test_when_nothing_can_be_published_the_others_run_at_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     at_once = threading.Barrier(4)
 
-    def start(node: str) -> EnvResult:
-        def run() -> int:
-            (site.host(node)).mkdir(parents=True)
-            (site.host(node) / ".netrc").write_text("machine x login y password z\n")
-            site.runs.append(node)
-            if node == "a":
-                all_wait(caplog, 4)
-            else:
-                at_once.wait(60)  # only when all four run at the same time
-            return 0
+    def act(node: str) -> int:
+        (site.host(node)).mkdir(parents=True)
+        (site.host(node) / ".netrc").write_text("machine x login y password z\n")
+        if node != "a":
+            at_once.wait(60)  # only when all four run at the same time
+        return 0
 
-        return env.run(site.spec(node), run, store_url=str(site.store), config=site.config(node))
-
-    results = on_five_nodes(site, start)
+    results = on_five_nodes(site, caplog, act)
     assert {result.outcome for result in results} == {Outcome.RAN}
     assert sorted(site.runs) == list("abcde")
 
@@ -702,23 +673,19 @@ def test_nodes_with_inputs_of_their_own_do_not_take_turns(
 
     monkeypatch.setattr(observer.Observer, "result", observed)
 
-    def start(node: str) -> EnvResult:
+    def shown(node: str) -> tuple[tuple[str, str]]:
         job = site.root / node / "job"
         job.mkdir(parents=True)
         (job / "conf").write_text(node)
+        return ((str(job), "/job"),)
 
-        def run() -> int:
-            site.runs.append(node)
-            if node == "a":
-                until(lambda: caplog.text.count("waiting for") >= 4, 60)
-            else:
-                at_once.wait(60)  # only when all four run at the same time
-            return site.command(node)()
+    def act(node: str) -> int:
+        if node != "a":
+            at_once.wait(60)  # only when all four run at the same time
+        return site.command(node)()
 
-        spec = site.spec(node, mounts=((str(job), "/job"),))
-        return env.run(spec, run, store_url=str(site.store), config=site.config(node))
-
-    assert {result.outcome for result in on_five_nodes(site, start)} == {Outcome.RAN_AND_PUBLISHED}
+    results = on_five_nodes(site, caplog, act, mounts=shown)
+    assert {result.outcome for result in results} == {Outcome.RAN_AND_PUBLISHED}
     assert len(list(site.store.glob("env/snapshots/*/*.json"))) == 5
 
 

@@ -28,7 +28,7 @@ from bootseer.chunks.eviction import Limits
 from bootseer.chunks.inventory import Part
 from bootseer.chunks.locks import Hold, maintain
 from bootseer.cli.cache import app
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.objects.folder import FolderStore
 from support import forked
 
@@ -481,12 +481,6 @@ def test_bitmaps_are_whole_or_nothing() -> None:
         assert bitmap.decode(raw[:at], bitmap.READY, b"d" * 32) is None
         assert bitmap.decode(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :], bitmap.READY, b"d" * 32) is None
     assert bitmap.decode(bitmap.encode(bitmap.READY, b"d" * 32, b""), bitmap.READY, b"d" * 32) == bytearray()
-
-
-def test_errors_are_one_line(node: Node) -> None:
-    with pytest.raises(BootseerError) as caught:
-        node.call("verify", "much")
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_folder_in_a_cache_folder_goes_with_it(tmp_path: Path) -> None:

@@ -179,24 +179,6 @@ def test_states_and_doubts_are_words():
         assert part in shown, shown
 
 
-def test_a_start_that_hangs_names_who_holds_it_up_first():
-    s = StartUp()
-    for number in range(5):
-        s.span(f"n{number}", "image", 0, 10)
-        s.span(f"n{number}", "import", 10, 40 if number < 4 else None, rank=number)
-        if number < 4:
-            s.span(f"n{number}", "dist_init", 40, None, rank=number)
-    s.span("n0", "probe", 599, 600)
-    report = analyse(s.log())
-    assert [(one.stage, one.nodes, one.seconds) for one in report.still] == [
-        ("import", ["n4"], 590), ("dist_init", ["n0", "n1", "n2", "n3"], 560),
-    ]  # fmt: skip
-    said = " ".join(text(card.render(report)).split())
-    assert "cycle 0 still in import: 1 node since 590 s (n4); dist_init: 4 nodes since 560 s (n0, n1, n2, ...)" in said
-    assert "nothing heard after 20" in said
-    assert analyse(start(4).log()).still == []
-
-
 def test_before_the_first_step_has_ended_nothing_is_promised():
     s = StartUp()
     s.span("n0", "image", 0, 30)
@@ -307,7 +289,10 @@ def hanging(**attrs):
 
 
 def test_what_is_open_is_long_until_now():
-    log = hanging(ranks=4).log()
+    assert analyse(start(4).log()).still == []
+    log, others = hanging(ranks=4).log(), hanging()
+    others.span("n1", "probe", 599, 600)
+    assert "nothing heard after 20" in " ".join(text(card.render(analyse(others.log()))).split())
     begin = log.spans.begin.wall[0]
     report = analyse(log, now=begin + 900 * 10**9)
     assert [(one.stage, one.seconds) for one in report.still] == [("import", 890), ("dist_init", 860)]

@@ -5,11 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import hashlib
-import http.server
 import json
 import os
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,90 +27,60 @@ from bootseer.oci import endpoint, pipeline, spec, transport
 from bootseer.oci.image import verified
 from bootseer.oci.registry import Registry
 from support.images import Member, write_image
+from support.web import Answer, Request, WebServer
 
 BLOB = hashlib.shake_256(b"blob").digest(1_500_000)
 
 
-class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = False
-    block_on_close = True
-
+class Server(WebServer):
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(self._answer)
         self.documents: dict[str, tuple[bytes, str]] = {}
         self.blobs: dict[str, bytes] = {}
         self.troubles: list[str] = []
         self.seen: list[tuple[str, str]] = []
         self.token = ""
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # head and body are written apart: each answer would wait 40 ms
-    server: Server
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.server.seen.append((self.path, self.headers.get("Range", "")))
-        trouble = self.server.troubles.pop(0) if self.server.troubles else ""
-        if self.path.startswith("/token"):
-            return self.reply(200, json.dumps({"token": self.server.token}).encode(), "application/json")
-        if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
-            where = f'Bearer realm="http://{self.server.address}/token",service="s",scope="repository:x:pull"'
-            return self.reply(401, b"", headers={"WWW-Authenticate": where})
+    def _answer(self, request: Request) -> Answer:
+        path, asked = request.path, request.headers.get("Range", "")
+        self.seen.append((path, asked))
+        trouble = self.troubles.pop(0) if self.troubles else ""
+        if path.startswith("/token"):
+            return Answer(body=json.dumps({"token": self.token}).encode())
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            where = f'Bearer realm="http://{self.address}/token",service="s",scope="repository:x:pull"'
+            return Answer(401, headers={"WWW-Authenticate": where} if self.token != "none" else {})
         if trouble.isdigit():
-            return self.reply(int(trouble), b"", headers={"Retry-After": "0"})
-        kind, _, name = self.path.removeprefix("/v2/x/").partition("/")
-        if kind == "manifests" and name in self.server.documents:
-            body, media_type = self.server.documents[name]
-            return self.reply(200, body, media_type)
-        if kind == "blobs" and name in self.server.blobs:
-            return self.blob(self.server.blobs[name], trouble)
-        return self.reply(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}', "application/json")
+            return Answer(int(trouble), headers={"Retry-After": "0"})
+        kind, _, name = path.removeprefix("/v2/x/").partition("/")
+        if kind == "manifests" and name in self.documents:
+            body, media_type = self.documents[name]
+            return Answer(body=body, headers={"Content-Type": media_type})
+        if kind == "blobs" and name in self.blobs:
+            data = self.blobs[name]
+            start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked and trouble != "no ranges" else 0
+            part = {"Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}"} if start else {}
+            length = {"Content-Length": str(len(data) - start)}
+            return Answer(206 if start else 200, pieces(data[start:], trouble), length | part)
+        return Answer(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}')
 
-    def blob(self, data: bytes, trouble: str) -> None:
-        asked = self.headers.get("Range", "")
-        start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked and trouble != "no ranges" else 0
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(data) - start))
-        self.end_headers()
-        if trouble == "cut":
-            self.wfile.write(data[start : start + 400_000])
-            self.wfile.flush()
-            self.connection.shutdown(socket.SHUT_WR)
-            self.close_connection = True
-        elif trouble == "stall":
-            self.wfile.write(data[start : start + 300_000])
-            self.wfile.flush()
-            time.sleep(1.0)
-        else:
-            self.wfile.write(data[start:])
 
-    def reply(self, code: int, body: bytes, kind: str = "text/plain", headers: dict[str, str] | None = None) -> None:
-        self.send_response(code)
-        for key, value in {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        self.wfile.write(body)
+def pieces(data: bytes, trouble: str) -> Iterator[bytes | None]:
+    yield data[:300_000]
+    if trouble == "cut":
+        yield data[300_000:400_000]
+        yield None
+    elif trouble == "stall":
+        time.sleep(1.0)
+        yield None
+    yield data[300_000:]
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(endpoint, "backoff", lambda failures, exc: 0.01)
     with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def descriptor(data: bytes) -> spec.Descriptor:
@@ -183,13 +150,9 @@ def test_a_login_that_leads_nowhere(server: Server) -> None:
         assert client.manifest("v1")[1].digest == put_image(server)
         server.token = "another"  # the old one has been taken back
         assert client.manifest("v1")[1].digest == put_image(server)
-    Handler_get = Handler.do_GET
-    try:
-        Handler.do_GET = lambda self: self.reply(401, b"")  # type: ignore[method-assign]
-        with pytest.raises(PrivilegeError, match="denies access"):
-            oci.open_image(f"{server.address}/x:v1")
-    finally:
-        Handler.do_GET = Handler_get  # type: ignore[method-assign]
+    server.token = "none"
+    with pytest.raises(PrivilegeError, match="denies access"):
+        oci.open_image(f"{server.address}/x:v1")
 
 
 @pytest.mark.parametrize("as_index", [False, True])
@@ -377,20 +340,14 @@ def test_what_a_mirror_has_damaged_comes_from_the_registry(
             one.blobs |= {f"sha256:{p.name}": p.read_bytes() for p in (tmp_path / "layout/blobs/sha256").iterdir()}
         good = mirror.blobs[spoiled.digest]
         mirror.blobs[spoiled.digest] = good[:100] + b"x" + good[101:]
-        threading.Thread(target=mirror.serve_forever, args=(0.02,)).start()
         monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", f"{server.address}=http://{mirror.address}")
-        try:
-            if how == "convert":
-                made = image.ensure(
-                    f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work"
-                ).record
-                assert (made.image, made.members) == (wanted.digest, 2)
-            else:
-                with oci.open_image(f"{server.address}/x:v1") as opened:
-                    oci.unpack(opened, tmp_path / "root")
-                assert (tmp_path / "root/g").read_bytes() == BLOB
-        finally:
-            mirror.shutdown()
+        if how == "convert":
+            made = image.ensure(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work").record
+            assert (made.image, made.members) == (wanted.digest, 2)
+        else:
+            with oci.open_image(f"{server.address}/x:v1") as opened:
+                oci.unpack(opened, tmp_path / "root")
+            assert (tmp_path / "root/g").read_bytes() == BLOB
     assert "with what the registry itself gives" in caplog.text
     assert any(path.endswith(spoiled.digest) for path, _ in server.seen)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,41 +11,22 @@ from bootseer import oci
 from bootseer.errors import BootseerError, PrivilegeError
 from bootseer.oci.credentials import Logins
 from bootseer.oci.reference import is_own
+from support.web import Answer, Request, WebServer
 
 SECRET = "token=abcdef internal state of the node"
 
 
-class Service:
+class Service(WebServer):
     """An HTTP service of this machine. It answers with ``status`` and ``headers``, and tells what it was asked."""
 
     def __init__(self) -> None:
+        super().__init__(self._answer)
         self.asked: list[str] = []
         self.status, self.headers = 400, dict[str, str]()
-        service = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                service.asked.append(self.path)
-                self.send_response(service.status)
-                for name, value in {"Content-Type": "text/plain", **service.headers}.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(SECRET)))
-                self.end_headers()
-                self.wfile.write(SECRET.encode())
-
-            do_HEAD = do_GET
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
-        self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def _answer(self, request: Request) -> Answer:
+        self.asked.append(request.path)
+        return Answer(self.status, SECRET.encode(), {"Content-Type": "text/plain", **self.headers})
 
 
 @pytest.fixture(autouse=True)
@@ -58,16 +37,11 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    made = Service()
-    yield made
-    made.close()
+    with Service() as made:
+        yield made
 
 
-@pytest.fixture
-def registry() -> Iterator[Service]:
-    made = Service()
-    yield made
-    made.close()
+registry = service
 
 
 def ask(host: str, port: int, logins: Logins | None) -> str:
@@ -123,10 +97,11 @@ def test_a_registry_leads_nobody_there(
     registry: Service, service: Service, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", f"127.0.0.1:{registry.port}")
+    there = f"http://{service.address}"
     if how == "redirect":
-        registry.status, registry.headers = 307, {"Location": f"{service.url}/secret"}
+        registry.status, registry.headers = 307, {"Location": f"{there}/secret"}
     else:
-        registry.status, registry.headers = 401, {"WWW-Authenticate": f'Bearer realm="{service.url}/token",service="x"'}
+        registry.status, registry.headers = 401, {"WWW-Authenticate": f'Bearer realm="{there}/token",service="x"'}
     with pytest.raises(PrivilegeError, match="loopback or link-local"):
         ask("127.0.0.1", registry.port, Logins())
     assert registry.asked

@@ -34,20 +34,7 @@ def test_a_commit_lists_files_sizes_and_digests(fs):
         assert file.digest == commit.digest_of(fs.backend, f"step-1/{file.path}")
 
 
-def test_a_checkpoint_without_commit(fs):
-    save(fs, "step-1", finish=False)
-    with pytest.raises(DataError) as caught:
-        fs.checkpoint("step-1")
-    assert str(caught.value) == (
-        "checkpoint step-1 has no COMMIT: its save did not finish; use `bootseer fs ls --latest`"
-    )
-    assert caught.value.exit_code == 65
-
-
 def test_the_first_commit_wins(fs):
-    save(fs, "step-1")
-    with pytest.raises(NotWritableError, match="has a COMMIT already"):
-        fs.commit("step-1")
     save(fs, "step-2", finish=False)
 
     def race(number: int) -> bool:
@@ -70,14 +57,6 @@ def test_nothing_to_commit(fs):
     save(fs, "step-1")
     with pytest.raises(BootseerError, match="is a file"):
         fs.commit("step-1/state.pt")
-
-
-def test_a_torn_commit_is_none(fs):
-    save(fs, "step-1")
-    path = Path(fs.url) / "step-1" / "COMMIT"
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="COMMIT is damaged"):
-        fs.checkpoint("step-1")
 
 
 def test_a_text_with_a_right_crc_that_is_no_utf8_is_damaged(fs):

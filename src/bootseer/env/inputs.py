@@ -7,7 +7,6 @@ import contextlib
 import fnmatch
 import hashlib
 import itertools
-import logging
 import os
 import re
 import stat
@@ -34,8 +33,6 @@ from bootseer.kernel import beneath
 from bootseer.kernel.opens import state_of
 from bootseer.patterns import pattern
 from bootseer.wiretypes import json_as
-
-log = logging.getLogger(__name__)
 
 MAX_FILES = 30_000
 MAX_SLOW = 256

@@ -3,7 +3,6 @@ those of a mount."""
 
 from __future__ import annotations
 
-import logging
 import stat
 
 from bootseer.backends.interface import Backend, entry_at
@@ -12,8 +11,6 @@ from bootseer.kernel import fuse
 from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
-
-_log = logging.getLogger(__name__)
 
 
 class Versions:

@@ -9,7 +9,6 @@ Concurrency: any thread may call anything. The lock of the counts is never held 
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import re
@@ -24,7 +23,6 @@ from bootseer.hdfs import probe
 if TYPE_CHECKING:
     from bootseer.hdfs.records import DataNode
 
-_log = logging.getLogger(__name__)
 
 SHUNNED = 60.0
 """Seconds for which new blocks avoid a DataNode after it failed in a pipeline."""

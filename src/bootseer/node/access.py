@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import encodings.idna  # noqa: F401 - as the user it could not be read where root alone sees this program
-import logging
 import os
 import pwd
 import resource
@@ -28,8 +27,6 @@ from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import close_others, die_with, ended
 from bootseer.oci.credentials import Logins
 from bootseer.wiretypes import json_as
-
-log = logging.getLogger(__name__)
 
 _SECONDS = 60.0
 _MEMORY = 2 << 30

@@ -5,7 +5,6 @@ its beginning."""
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
@@ -16,8 +15,6 @@ from bootseer.oci.endpoint import RETRIES, Again, Endpoint, place
 from bootseer.oci.spec import Descriptor
 from bootseer.oci.transport import Answer
 from bootseer.oci.wire import FilePart, TransportError, onward, secured
-
-log = logging.getLogger(__name__)
 
 PIECE = 64 << 20
 """Size of a piece: above every registry's least (5 MiB) and what registries on S3 copy again (10 MB)."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import shutil
 import stat
@@ -35,8 +34,6 @@ from bootseer.errors import BootseerError, DataError, FullError, doing, from_os_
 from bootseer.folders import spread
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store, uses
-
-log = logging.getLogger(__name__)
 
 _WRITE_SECONDS = 30.0
 """What is being written when an extraction ends may take so long."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import msgspec
 
 from bootseer import faults
@@ -15,8 +13,6 @@ from bootseer.stripefs.files import namespace, rights
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.check import Finding, FsckReport
 from bootseer.stripefs.maintenance.scan import Folder
-
-_log = logging.getLogger(__name__)
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True):
