@@ -77,6 +77,10 @@ class ChunkReader:
         return b"".join(self.pieces(count))
 
     def skip(self, count: int) -> None:
+        if count <= len(self._view):
+            self._view = self._view[count:]
+            self.offset += count
+            return
         for _ in self.pieces(count):
             pass
 
@@ -203,9 +207,10 @@ def _entry(
 
 
 def _verify_checksum(head: bytes) -> None:
-    want = _number(head[148:156])
-    rest = head[:148] + head[156:]
-    if sum(rest) + 256 != want and sum(b - 256 if b > 127 else b for b in rest) + 256 != want:
+    want, own = _number(head[148:156]), head[148:156]
+    if sum(head) - sum(own) + 256 == want:
+        return
+    if sum(b - 256 if b > 127 else b for b in head[:148] + head[156:]) + 256 != want:
         raise ValueError("bad header checksum")
 
 
@@ -214,6 +219,12 @@ def _text(field: bytes) -> bytes:
 
 
 def _number(field: bytes) -> int:
+    if not (digits := field.rstrip(b"\0 ")):
+        return 0
+    try:
+        return int(digits, 8)
+    except ValueError:  # few are more than octal digits and their end
+        pass
     if field[0] & 0x80:
         value = int.from_bytes(field, "big")
         return value - (1 << 8 * len(field)) if field[0] & 0x40 else value & ((1 << (8 * len(field) - 1)) - 1)

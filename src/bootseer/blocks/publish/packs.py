@@ -26,8 +26,9 @@ from bootseer.errors import DataError
 Progress = Callable[[int, int], None]
 """Called now and then with (done, in all): bytes or blocks, as the caller of it says."""
 
-LEVEL = 3
-"""Of zstd, for what a tree consists of."""
+LEVEL = 2
+"""Of zstd, for what a tree consists of. Level 3 takes 1.4 times as long for 2 % fewer bytes. What starts touch comes
+from hot packs, which are compressed by more."""
 _AHEAD = 4
 """Batches in work per thread: bounds memory to about ``2 * 4 * threads`` MiB."""
 _BATCH = 1 << 20
