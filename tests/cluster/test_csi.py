@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import json
 import os
 import random
 import re
@@ -38,6 +39,7 @@ from support.kubelet import EMPTY, Kubelet  # noqa: E402
 
 NOISE = random.Random(5).randbytes(8 << 20)
 SUM = hashlib.sha256(NOISE).hexdigest()
+NO_PROVIDERS = '{"providers": []}'
 
 
 class Site(NamedTuple):
@@ -66,9 +68,11 @@ def site(cluster: HadoopCluster) -> Iterator[Site]:
             checkpoints = f"{cluster.url}/csi-{here.name}"
             (here / "model").write_bytes(b"weights" * 1000)
             open_fs(checkpoints).put(here / "model", "team/step-1/model")
+            (here / "providers.json").write_text(NO_PROVIDERS)
             kubelet = Kubelet(
                 here,
                 {
+                    "BOOTSEER_CREDENTIAL_PROVIDERS": f"{here}/providers.json:{here}",
                     "BOOTSEER_STORE": str(here / "store"),
                     "BOOTSEER_POD_CHECKPOINTS": f"{checkpoints}/{{namespace}}/",
                     "BOOTSEER_PLAIN_HTTP": registry.address,  # at loopback: asked for pods because it is named
@@ -139,6 +143,19 @@ def test_an_image_is_mounted_with_the_logins_of_the_pod(site: Site) -> None:
         assert hashlib.sha256((target / "data/noise").read_bytes()).hexdigest() == SUM
         with pytest.raises(OSError, match="Read-only"):
             (target / "new").touch()
+    version, login = "credentialprovider.kubelet.k8s.io/v1", {"username": USER, "password": PASSWORD}
+    answer = {"kind": "CredentialProviderResponse", "apiVersion": version, "auth": {site.registry: login}}
+    here, provider = (
+        kubelet.root.parent,
+        {"name": "own", "apiVersion": version, "matchImages": [f"{site.registry}/team"]},
+    )
+    (here / "own").write_text(f"#!/bin/sh\ncat > /dev/null\necho '{json.dumps(answer)}'\n")
+    (here / "own").chmod(0o755)
+    (here / "providers.json").write_text(json.dumps({"providers": [provider]}))
+    with kubelet.published(volume) as target:  # as pods get images of containers that a provider has a login for
+        assert (target / "data/noise").stat().st_size == len(NOISE)
+    (here / "providers.json").write_text(NO_PROVIDERS)
+    assert kubelet.refused(volume)[0] == "PERMISSION_DENIED"
     log = Path(kubelet.root.parent / "driver.log").read_text()
     assert PASSWORD not in log
     assert base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode() not in log
