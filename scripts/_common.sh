@@ -20,3 +20,10 @@ need_disk() ( # need_disk GiB: stop early rather than fill the disk; its variabl
         [ "$free" -ge "$1" ] || die "only $free GiB free at $place, $1 GiB needed; free some, or point BOOTSEER_DEV_CACHE at another disk"
     done
 )
+alone() { # alone DIR: this script is the only one that builds there, from now to its end; another one waits for it
+    mkdir -p "$1"
+    exec 9>"$1/lock"
+    flock -n 9 && return
+    say "another script builds in $1: waiting for it"
+    flock -w 1800 9 || die "another script has been building in $1 for half an hour; stop it: fuser $1/lock"
+}
