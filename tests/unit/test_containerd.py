@@ -35,7 +35,8 @@ def snapshots(tmp_path: Path) -> Iterator[Snapshots]:
 def test_a_life(snapshots: Snapshots, tmp_path: Path) -> None:
     snapshots.create("ns/1/extract", "", Kind.ACTIVE, {"a": "1", "b": "2"}, None)
     snapshots.commit("ns/1/extract", "ns/2/layer", {"b": "3"})
-    (like := tmp_path / "like").mkdir(mode=0o710)
+    (like := tmp_path / "like").mkdir()
+    like.chmod(0o710)
     top = snapshots.create("ns/3/container", "ns/2/layer", Kind.ACTIVE, {}, like)
     assert [item.name for item in snapshots.below("ns/3/container")] == ["ns/3/container", "ns/2/layer"]
     assert snapshots.files(top).stat().st_mode & 0o777 == 0o710

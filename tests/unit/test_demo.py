@@ -197,7 +197,7 @@ def test_every_kind_of_difference_is_seen(tmp_path):
     changes = {
         "content": lambda r: ((r / "g").write_bytes(b"twO"), os.utime(r / "g", ns=(1, 1_000_000_001))),
         "mtime": lambda r: os.utime(r / "g", ns=(1, 1_000_000_002)),
-        "mode": lambda r: (r / "g").chmod(0o600),
+        "mode": lambda r: (r / "g").chmod(0o400),
         "missing": lambda r: (r / "g").unlink(),
         "extra": lambda r: (r / "new").touch(),
         "link": lambda r: ((r / "l").unlink(), os.symlink("g", r / "l"), os.utime(r / "l", ns=(1, 1_000_000_001),

@@ -211,7 +211,7 @@ def test_lines_of_processes_do_not_mix(shell, tmp_path):
     text = f". {SCRIPT}; i=0; while [ $i -lt 40 ]; do bootseer_begin env {attrs}; i=$((i+1)); done"
     env = {"PATH": os.environ["PATH"], "BOOTSEER_EVENTS": str(file), "BOOTSEER_JOB": "j" * 128}
     running = [subprocess.Popen([*shell, "-c", text], env=env) for _ in range(6)]
-    assert [process.wait(60) for process in running] == [0] * 6
+    assert [process.wait(200) for process in running] == [0] * 6  # a busy machine takes its time
     log = events.read(file)
     assert (log.events, log.foreign, log.torn) == (240, 0, 0)
 

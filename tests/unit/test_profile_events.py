@@ -263,10 +263,10 @@ def line(**changed):
 def test_a_chain_of_many_parents_costs_seconds():
     count = 200_000
     form = line(span="%d", parent="%d")
-    began = time.monotonic()
+    began = time.process_time()
     log = parse(form % (number, number - 1) for number in range(count))
     assert (len(log.spans), any(log.spans.detail)) == (count, False)
-    assert time.monotonic() - began < 12  # 20 times what it takes alone
+    assert time.process_time() - began < 12  # 20 times what it takes alone
 
 
 @pytest.mark.parametrize("top", [0, 500, 999])
