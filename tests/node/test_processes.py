@@ -220,13 +220,17 @@ def test_a_mount_with_another_cache_folder_joins_the_server(
 @pytest.mark.parametrize("gone", ["old", "new"])
 def test_the_store_that_a_later_mount_names_is_read_too(node: Node, gone: str, killed: str) -> None:
     first, old, new = node.mount(slow=False), node.store.root, node.folder / "elsewhere"
+
+    def remove(store: Path) -> None:  # the server may note its use there just now
+        until(lambda: shutil.rmtree(store, ignore_errors=True) or not store.exists())
+
     shutil.copytree(old, new, ignore=shutil.ignore_patterns("uses"))  # in which the server notes its use just now
     if gone == "old":
-        until(lambda: shutil.rmtree(old, ignore_errors=True) or not old.exists())
+        remove(old)
     node.store = FolderStore(new)
     other = node.mount("other", slow=False)
     if gone == "new":  # a mistake of who mounts it second hurts nobody else
-        shutil.rmtree(new)
+        remove(new)
     if killed:
         status = first.status()
         pid = status.pid if killed == "supervisor" else status.fetcher_pid
