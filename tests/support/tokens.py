@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.server
 import json
 import secrets
 import shutil
@@ -11,17 +10,17 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import parse_qs, urlsplit
 
 from bootseer.errors import UnsupportedError
+from support.web import Answer, Request, WebServer
 
 SERVICE, ISSUER = "bootseer-tests", "bootseer-token-server"
 _LEEWAY = 60.0
 """docker-registry takes a token this long after its end; we sign for that much less, so that lifetimes are real."""
 
 
-class TokenServer:
+class TokenServer(WebServer):
     """Serves while it is entered. ``lifetime`` seconds a token is good for; ``said`` what the answer claims (None: the
     same); ``users`` may have a token (none: anybody); ``identity`` tokens may be traded for one (OAuth2). ``status``
     not 0 is answered to every request. ``requests`` counts, ``issued`` has every token.
@@ -49,21 +48,11 @@ class TokenServer:
         ).stdout
         self._chain = [base64.b64encode(der).decode()]
         self._lock = threading.Lock()
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="token-server")
+        super().__init__(self._answer)
 
     @property
     def realm(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/token"
-
-    def __enter__(self) -> TokenServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        return f"http://{self.address}/token"
 
     def token(self, scopes: list[str]) -> str:
         """A token for ``repository:NAME:pull,push`` scopes."""
@@ -95,39 +84,18 @@ class TokenServer:
         user, _, password = base64.b64decode(pair).decode().partition(":") if scheme == "Basic" else ("", "", "")
         return user in self.users and self.users[user] == password
 
-
-def _handler(server: TokenServer) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # head and body are written apart: each answer would wait 40 ms
-
-        def log_message(self, *args: object) -> None:
-            """Quiet."""
-
-        def do_GET(self) -> None:
-            self.answer(parse_qs(urlsplit(self.path).query))
-
-        def do_POST(self) -> None:
-            self.answer(parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode()))
-
-        def answer(self, form: dict[str, list[str]]) -> None:
-            with server._lock:
-                server.requests += 1
-            time.sleep(server.delay)
-            status = server.status or (200 if server.allows(self.headers.get("Authorization", ""), form) else 401)
-            body: dict[str, object] = {"errors": [{"code": "UNAUTHORIZED", "message": str(form)}]}
-            if status == 200:
-                scopes = " ".join(form.get("scope", [])).split()
-                said = server.lifetime if server.said is None else server.said
-                body = {"token": server.token(scopes), "expires_in": said}
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-    return Handler
+    def _answer(self, request: Request) -> Answer:
+        form = parse_qs(request.body.decode() if request.command == "POST" else urlsplit(request.path).query)
+        with self._lock:
+            self.requests += 1
+        time.sleep(self.delay)
+        status = self.status or (200 if self.allows(request.headers.get("Authorization", ""), form) else 401)
+        body: dict[str, object] = {"errors": [{"code": "UNAUTHORIZED", "message": str(form)}]}
+        if status == 200:
+            scopes = " ".join(form.get("scope", [])).split()
+            said = self.lifetime if self.said is None else self.said
+            body = {"token": self.token(scopes), "expires_in": said}
+        return Answer(status, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
 
 def _base64(data: bytes) -> str:
