@@ -1,4 +1,4 @@
-"""Limits of the log of a process that lives long: of repeated lines, and of its size."""
+"""What a log line is, and limits of the log of a process that lives long: of repeated lines, and of its size."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 import time
 from typing import NamedTuple
+
+from bootseer.units import one_line
 
 USER = "user"
 """Attribute of a record (``extra``): on whose behalf the line is. Each has lines of its own."""
@@ -25,6 +28,21 @@ class _Kind(NamedTuple):
         if self.user is None:
             return ""
         return f" of user {self.user}" if isinstance(self.user, int) else f" of {self.user}"
+
+
+class OneLine(logging.Formatter):
+    """Names in a store, and what a job asks for, are others' words: they begin no line of their own, and do nothing to
+    the terminal of who reads the log."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
+
+
+def to_stderr() -> None:
+    """Have this process, which is a server's, log there."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class LogRateLimit(logging.Filter):

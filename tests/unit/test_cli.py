@@ -435,6 +435,14 @@ def test_what_others_wrote_does_not_move_the_cursor(capsys):
     assert capsys.readouterr().err == "bootseer: image x is for \\x1b[2J\\r/a\\nb; convert caf\u00e9\n"
 
 
+def test_the_name_of_the_newest_checkpoint_does_not_move_the_cursor(tmp_path):
+    (tmp_path / "step\x1b[2J\n1").mkdir()
+    (tmp_path / "step\x1b[2J\n1/a").touch()
+    for words in (("commit", tmp_path / "step\x1b[2J\n1"), ("ls", "--latest", tmp_path)):
+        done = forked.cli("fs", *words)
+        assert (done.returncode, done.stdout.count("\n"), "\x1b" in done.stdout) == (0, 1, False), done
+
+
 @pytest.mark.parametrize("verb", ["store ls", "store du", "store gc -n", "image rm x"])
 def test_names_in_a_store_do_not_move_the_cursor(verb, tmp_path):
     (tmp_path / "images").mkdir()

@@ -78,3 +78,22 @@ def test_a_log_that_two_processes_write_has_an_upper_size(tmp_path: Path) -> Non
     assert sorted(os.listdir(tmp_path)) == ["server.log", "server.log.old"]
     assert all(len(line.split()) == 3 for line in path.read_text().splitlines()[1:])
     assert re.search(r"^[ab] 1999 x{50}$", path.read_text(), re.M)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from bootseer import loglimit; loglimit.to_stderr(); logging.error('%s', said)",
+        "from bootseer.slurm import hooks, jobfolder; jobfolder.BASE = pathlib.Path(sys.argv[1])\n"
+        "os.environ['SLURM_JOB_ID'] = said; hooks.main(['epilog', '60', '0'])",
+    ],
+    ids=["server", "hook"],
+)
+def test_what_others_wrote_begins_no_line_and_moves_no_cursor(tmp_path: Path, code: str) -> None:
+    """Red before: root's logs had it as it was."""
+    code = f"import logging, os, pathlib, sys; said = 'a\\nERROR b\\x1b[2J'; {code}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True, timeout=60
+    )
+    text = done.stderr + "".join(path.read_text() for path in tmp_path.iterdir())
+    assert (text.count("\n"), "a\\nERROR b\\x1b[2J" in text) == (1, True), text

@@ -304,12 +304,12 @@ def print_json(value: object) -> None:
 
 
 def answer(value: object, as_json: bool, *lines: str) -> None:
-    """``value`` as JSON, or the ``lines`` that say the same."""
+    """``value`` as JSON, or the ``lines`` that say the same; what is no text in a name is escaped in them."""
     if as_json:
         print_json(value)
     else:
         for line in lines:
-            typer.echo(line)
+            typer.echo(one_line(line))
 
 
 def answer_table(

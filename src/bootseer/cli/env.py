@@ -224,7 +224,7 @@ def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:
         count = near.inputs.unobserved or len(near.inputs.files)
         typer.echo(f"files that the command read for snapshot {near.shown}: {count}")
         for path, state in compared(spec, config, near.inputs.files):
-            typer.echo(f"{state:7} {path}")
+            typer.echo(f"{state:7} {one_line(path)}")
     typer.echo(f"key {look.key}")
     typer.echo("hit" if look.found else look.reason)
 

@@ -49,7 +49,7 @@ def fsck(
         print_json({"ok": not report.errors, "report": report, "repairs": repairs})
     else:
         for made in repairs:
-            typer.echo(f"{made.path}: {made.done or f'not repaired: {made.failed}'}")
+            typer.echo(one_line(f"{made.path}: {made.done or f'not repaired: {made.failed}'}"))
         rows = [
             [
                 finding.level,

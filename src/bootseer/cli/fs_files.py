@@ -220,7 +220,7 @@ def inspect(
         found["mtime"] = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(mtime))
     for key, value in found.items():
         if value not in ("", 0):
-            typer.echo(f"{key:>11}: {value}")
+            typer.echo(one_line(f"{key:>11}: {value}"))
 
 
 def commit(

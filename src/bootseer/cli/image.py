@@ -336,7 +336,7 @@ def _print_summary(mounted: ImageMount | UserImage, mount_seconds: float, second
         for line in status_lines(status) if status else ["all of the image was extracted"]:
             typer.echo(f"bootseer: {line}", err=True)
     except BootseerError as exc:
-        typer.echo(f"bootseer: {exc}", err=True)
+        typer.echo(f"bootseer: {one_line(str(exc))}", err=True)
 
 
 def _variable(text: str) -> tuple[str, str | None]:

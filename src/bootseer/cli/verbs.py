@@ -13,7 +13,7 @@ import typer
 
 from bootseer import build
 from bootseer.cli._shared import Group, add_verbs
-from bootseer.units import one_line
+from bootseer.loglimit import OneLine
 
 _PANELS = {
     "Start here": ("doctor", "demo"),
@@ -23,13 +23,6 @@ _PANELS = {
 }
 """Panel of the help -> groups and verbs, in the order of use."""
 VERBS = {verb: panel for panel, verbs in _PANELS.items() for verb in verbs}
-
-
-class _OneLine(logging.Formatter):
-    """Names in a store are others' words."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return one_line(super().formatMessage(record))
 
 
 class _Root(Group):
@@ -61,7 +54,7 @@ def _root(
         os.environ["BOOTSEER_CONFIG"] = str(config.absolute())  # also for the servers that a verb starts
     level = logging.ERROR if quiet else {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("bootseer: %(levelname)s: %(name)s: %(message)s"))
+    handler.setFormatter(OneLine("bootseer: %(levelname)s: %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
 
 

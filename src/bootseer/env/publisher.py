@@ -24,7 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bootseer import faults
+from bootseer import faults, loglimit
 from bootseer.blocks.fetch.predict import predict_profiles
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.tree import TreeWriter
@@ -232,9 +232,7 @@ def _bytes_of(path: Path, most: int, at: int) -> bytes:
 
 def entered(name: str) -> tuple[io.BytesIO, int]:
     """What this process, a `Publication`, was told by now, and the descriptor of its answer."""
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
-    )
+    loglimit.to_stderr()
     background.call_it(name)
     bounds.be_ended_early(_SCORE)
     bounds.limit_memory()

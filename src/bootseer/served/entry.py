@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from bootseer import loglimit
 from bootseer.errors import BootseerError, UnavailableError, doing, from_os_error
 from bootseer.kernel import background, bounds, mount
 from bootseer.kernel.flock import lock
-from bootseer.loglimit import LogRateLimit, LogSizeLimit
 from bootseer.served.protocol import LOCK, Order, Reply, failure
 from bootseer.wiretypes import json_as
 
@@ -85,11 +84,9 @@ def inherit(name: str) -> bytes:
 
 
 def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
-    )
+    loglimit.to_stderr()
     for handler in logging.getLogger().handlers:
-        handler.addFilter(LogRateLimit())
+        handler.addFilter(loglimit.LogRateLimit())
 
 
 def _write_to(path: Path) -> None:
@@ -106,7 +103,7 @@ def _write_to(path: Path) -> None:
 
 def _limit_size() -> None:
     for handler in logging.getLogger().handlers:
-        handler.addFilter(LogSizeLimit(_LOG_BYTES))
+        handler.addFilter(loglimit.LogSizeLimit(_LOG_BYTES))
 
 
 def _go_to_cgroup(name: str) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from bootseer.errors import BootseerError
 from bootseer.kernel import flock
+from bootseer.loglimit import OneLine
 from bootseer.profile.emit import redact
 from bootseer.slurm import comment, jobfolder
 from bootseer.slurm.jobfolder import Attempt
@@ -51,8 +52,9 @@ def _log_to(path: Path, who: str) -> None:
         if path.stat().st_size > _LOG_BYTES:
             path.rename(path.with_suffix(".1"))
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))  # references of all users are in it
-    form = f"%(asctime)s {who.replace('%', '')} %(levelname)s %(message)s"
-    logging.basicConfig(level=logging.INFO, filename=path, format=form)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(OneLine(f"%(asctime)s {who.replace('%', '')} %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _prolog(argv: list[str]) -> None:
