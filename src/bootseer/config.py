@@ -16,7 +16,7 @@ import msgspec
 from bootseer.errors import ConfigError
 from bootseer.profile.emit import redact
 from bootseer.units import MOST, parse_size
-from bootseer.wiretypes import in_words, known, loaded
+from bootseer.wiretypes import document, in_words, known, loaded
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, s
     path = Path(explicit) if explicit else DEFAULT_FILE
     if explicit or path.exists():
         try:
-            values.update(loaded(tomllib.loads, path.read_text()))
+            values.update(loaded(tomllib.loads, document(path).decode()))
         except (OSError, ValueError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else exc
             raise ConfigError(f"cannot read settings from {path}: {why}") from None

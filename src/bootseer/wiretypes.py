@@ -8,6 +8,7 @@ finds one that is not."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -21,6 +22,9 @@ Text = TypeVar("Text")
 
 _DEEPEST = 100
 """Levels of a document of YAML."""
+MOST = 16 << 20
+"""Bytes of a document that people write."""
+
 _known = set[object]()
 _building = threading.RLock()
 
@@ -64,6 +68,16 @@ def loaded(read: Callable[[Text], Kind], text: Text) -> Kind:
         return read(text)
     except RecursionError as exc:
         raise msgspec.DecodeError(str(exc)) from None
+
+
+def document(file: str | os.PathLike[str] | int) -> bytes:
+    """The text of a document that people write, in a file, a pipe or the descriptor of one, which stays open. Raises
+    `OSError`, EFBIG for more than `MOST` bytes, of which a file of holes may say any number."""
+    with open(file, "rb", closefd=not isinstance(file, int)) as opened:
+        text = opened.read(MOST + 1)
+    if len(text) > MOST:
+        raise OSError(errno.EFBIG, f"it has more than {MOST >> 20} MiB")
+    return text
 
 
 def in_words(exc: msgspec.ValidationError) -> str:

@@ -18,7 +18,7 @@ from bootseer.kernel import flock
 @pytest.fixture
 def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setenv("BOOTSEER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("bootseer.cli.node_install._LOCK", tmp_path / "run/unit.lock")
     monkeypatch.setenv("SUDO_UID", str(os.getuid()))
     monkeypatch.setattr(sys, "argv", [sys.executable])  # a worker of the tests has no file of its own
     return tmp_path / "bootseer-node.service"
@@ -108,8 +108,9 @@ def test_two_at_once_do_not_drop_each_others_part(unit: Path, monkeypatch: pytes
     node("install", unit)
     with flock.locked(unit.parent, os.O_RDONLY):  # as any user may, who can read the folder of systemd's units
         node("install", unit)
-    with flock.locked(unit.parent / "state/unit.lock", os.O_RDWR | os.O_CREAT) as alone:
+    with flock.locked(unit.parent / "run/unit.lock", os.O_RDWR | os.O_CREAT) as alone:
         assert alone
+        monkeypatch.setenv("BOOTSEER_STATE_DIR", str(unit.parent / "another"))  # red before: the lock was in there
         for verb in ("install", "uninstall"):
             done = CliRunner().invoke(app, [verb, f"--unit={unit}", "--csi"])
             assert isinstance(done.exception, UnavailableError), done.output

@@ -36,7 +36,6 @@ ALLOWED = {
     ("backends/interface.py", "_write", "open"): "a local file that the caller publishes, of its own",
     ("objects/registry.py", "_descriptor_of", "open"): "a local file that the caller publishes, of its own",
     ("kernel/beneath.py", "folder", "os.open"): "a folder that is trusted, and the way to it",
-    ("objects/signature.py", "_read", "path.read_bytes"): "a key that the settings name; who writes them is believed",
     ("kernel/links.py", "open_followed", "os.open"): "the descriptor that was looked at, by /proc",
     ("kernel/links.py", "_numbers", "Path('/proc/self/uid_map').read_text"): "the kernel's",
     ("env/keyfile.py", "_open_plainly", "os.open"): "no more than held, then looked at, then opened by /proc",

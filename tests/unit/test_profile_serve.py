@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 
@@ -23,7 +25,7 @@ from bootseer.profile import analysis, compare, events, files, send, starts
 from bootseer.profile import index as index_module
 from bootseer.profile.files import Found
 from bootseer.profile.index import Index, key
-from bootseer.profile.web import app, inbox
+from bootseer.profile.web import app, connection, inbox
 from bootseer.profile.web.access import Access
 from support import forked
 from support.pages import TOKEN, serving
@@ -360,6 +362,10 @@ def test_event_files_are_sent_whole_and_in_parts(tmp_path: Path, monkeypatch: py
         assert one.startup_seconds == 60.0
         assert events.read(tmp_path / "in").torn == 0
         assert sent(file, "--to", url + "x", "--token-file", tmp_path / "token")[0] == 78
+    with (tmp_path / "holes").open("wb") as holes:
+        holes.truncate(1 << 41)
+    with pytest.raises(BootseerError, match="it is no file of events"):  # red before: as much memory as it said
+        send.send([tmp_path / "holes"], url, TOKEN)
 
 
 def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(
@@ -387,13 +393,14 @@ def test_senders_that_stop_half_way_keep_others_away_for_a_while_only(
     monkeypatch.setattr(inbox, "_SECONDS", 0.2)
     application = app.make(Index([]), Access(""), tmp_path / "in")
 
-    async def post() -> int:
-        return (await _answer(application, "/events", body=b"half a", ends=False, method="POST"))[0]
+    async def post(sender: str) -> int:
+        request = _answer(application, "/events", body=b"half a", ends=False, method="POST", client=(sender, 9))
+        return (await request)[0]
 
-    async def all_of_them() -> list[int]:
-        return await asyncio.gather(*(post() for _ in range(5)))
+    async def all_of_them(*senders: str) -> list[int]:
+        return await asyncio.gather(*(post(sender) for sender in senders))
 
-    assert sorted(asyncio.run(all_of_them())) == [408, 408, 408, 408, 503]
+    assert asyncio.run(all_of_them(*("10.0.0.1",) * 5, "10.0.0.2")) == [408, 408, 408, 408, 503, 408]
     assert list((tmp_path / "in").iterdir()) == []
 
 
@@ -760,3 +767,54 @@ def test_a_visitor_holds_his_own_streams_and_not_those_of_all(monkeypatch: pytes
         return [status for said in found for status in said]
 
     assert asyncio.run(visit()) == [200, 200, 200, 503, 200, 200]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HTTP/1.1\r\nHost: loc", b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nt"],
+    ids=["nothing", "half a head", "half a form"],
+)
+def test_who_does_not_go_on_asking_is_left(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    """Red before: for as long as the visitor likes, and of these any number."""
+    monkeypatch.setattr(connection, "SECONDS", 0.2)
+    assert asyncio.run(_visit(sent, takes=True)) == b""
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_an_answer_is_sent_for_as_long_as_somebody_takes_it(monkeypatch: pytest.MonkeyPatch, takes: bool) -> None:
+    monkeypatch.setattr(connection, "SECONDS", 0.2)
+    got = asyncio.run(_visit(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", takes=takes))
+    assert (len(got) > _LARGE) is takes
+
+
+_LARGE = 16 << 20
+
+
+async def _visit(sent: bytes, *, takes: bool) -> bytes:
+    """What the server has sent until it left who ``sent`` that, and takes a part after the other, or nothing."""
+
+    async def page(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        while scope["method"] == "POST" and (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(_LARGE)})
+
+    settings = uvicorn.Config(page, http=connection.Connection, lifespan="off", log_config=None, timeout_keep_alive=0)
+    settings.load()
+    state = uvicorn.Server(settings).server_state
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: connection.Connection(settings, state, {}), "127.0.0.1", 0)
+    async with server:
+        with socket.create_connection(server.sockets[0].getsockname()) as visitor:
+            visitor.setblocking(False)
+            await loop.sock_sendall(visitor, sent)
+            if not takes:
+                while state.connections or not state.total_requests:
+                    await asyncio.sleep(0.05)
+                return b""
+            got = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := await asyncio.wait_for(loop.sock_recv(visitor, 1 << 20), 30):
+                    got += part
+                    await asyncio.sleep(0.05)
+            return got

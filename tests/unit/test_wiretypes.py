@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from bootseer import config, wiretypes
+from bootseer.cli import node_install, profile_serve
+from bootseer.closing import descriptor
+from bootseer.errors import BootseerError
+from bootseer.launch import job
+from bootseer.objects import signature
+from bootseer.profile import logs
 
 ROOT = Path(__file__).parents[2] / "src/bootseer"
 
@@ -110,3 +119,31 @@ def test_each_type_is_known_before_it_is_decoded() -> None:
 )
 def test_a_type_without_is_found(source: str, count: int) -> None:
     assert len(list(unknown(source))) == count
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        logs.patterns,
+        job.load,
+        profile_serve.token_in,
+        signature.signing_key,
+        lambda file: config.load({"BOOTSEER_CONFIG": str(file)}),
+        lambda file: node_install.install(None, check=True, containerd=True, containerd_config=str(file)),
+    ],
+    ids=["patterns", "job", "token", "key", "settings", "containerd"],
+)
+def test_a_named_document_of_holes_takes_no_memory(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    """Red before: `MemoryError`, or as much memory as somebody's file says."""
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(1 << 41)
+    with pytest.raises(BootseerError, match="more than 16 MiB"):
+        read(tmp_path / "holes")
+
+
+def test_a_document_may_be_a_pipe() -> None:
+    read, write = os.pipe()
+    with descriptor(read):
+        os.write(write, b"a = 1\n")
+        os.close(write)
+        assert wiretypes.document(read) == b"a = 1\n"

@@ -31,6 +31,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.node import unit as units
 from bootseer.slurm import jobfolder, site
 from bootseer.units import count_text
+from bootseer.wiretypes import document
 
 Containerd = Annotated[bool, typer.Option("--containerd", help="The snapshotter for containerd")]
 Csi = Annotated[bool, typer.Option("--csi", help="The CSI driver: volumes of pods")]
@@ -47,7 +48,8 @@ SCORES = {"node": -500, "containerd": -999, "csi": 0}
 """oom_score_adj of each part; the unit gives the service the least of them."""
 _OF_PART = {"--containerd": ("--containerd-root", "--containerd-socket"), "--csi": ("--kubelet-dir",)}
 """Options of the service that only one part has."""
-_LOCK_SECONDS = 10.0
+_LOCK, _LOCK_SECONDS = Path("/run/bootseer/unit.lock"), 10.0
+"""One for the node, whatever the settings of who installs say: they may differ, and write the same unit."""
 _RESTART = f"systemctl daemon-reload && systemctl enable {units.PATH.stem} && systemctl restart {units.PATH.stem}"
 
 
@@ -197,7 +199,7 @@ def uninstall(
 def _alone(unit: Path) -> Iterator[None]:
     """No other command changes ``unit`` meanwhile, which keeps what it has: two that read it at once would each drop
     the other's part. Raises `UnavailableError`."""
-    lock = private_folder(Path(settings().state_dir)) / "unit.lock"  # what others can open, they can lock
+    lock = private_folder(_LOCK.parent) / _LOCK.name  # what others can open, they can lock
     with doing(f"write {unit}"), flock.locked(lock, os.O_RDWR | os.O_CREAT, _LOCK_SECONDS) as alone:
         if not alone:
             raise UnavailableError(f"another bootseer node install or uninstall changes {unit}", hint="try again")
@@ -234,7 +236,7 @@ def _configuration(file: str) -> tuple[str, str]:
     """The name of a configuration of containerd, and what is in it."""
     if file:
         with doing(f"read {file}"):
-            return file, Path(file).read_text(errors="replace")
+            return file, document(file).decode(errors="replace")
     try:
         done = subprocess.run(["containerd", "config", "dump"], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import socket
 from pathlib import Path
@@ -12,6 +13,8 @@ import typer
 from bootseer.cli._shared import print_json, print_whole
 from bootseer.cli.profile_fleet import Paths, given_paths
 from bootseer.errors import ConfigError, NotFoundError, doing, extra
+from bootseer.loglimit import LogRateLimit
+from bootseer.wiretypes import document
 
 if TYPE_CHECKING:
     from bootseer.profile.events import EventLog
@@ -43,7 +46,7 @@ def serve(
     with extra("serve", "profile serve"):
         import uvicorn
 
-        from bootseer.profile.web import access, app
+        from bootseer.profile.web import access, app, connection
     from bootseer.profile.index import Index
 
     token = token_in(token_file)
@@ -65,6 +68,8 @@ def serve(
     index = Index(shown)
     config = uvicorn.Config(
         app.make(index, access.Access(token), receive),
+        http=connection.Connection,
+        log_config=None,
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -74,6 +79,8 @@ def serve(
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with doing(f"listen at {host} port {port}"):
         listener = socket.create_server((host, port), family=family)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogRateLimit())  # whoever reaches the port makes a line by each bad request
     with listener:
         name = f"[{host}]" if ":" in host else host
         typer.echo(f"start-ups at http://{name}:{listener.getsockname()[1]}/", err=True)
@@ -123,7 +130,11 @@ def token_in(file: Path | None) -> str:
     if file is None:
         return ""
     with doing(f"read {file}"):
-        token = file.read_text(encoding="utf-8").strip()
+        text = document(file)
+    try:
+        token = text.decode().strip()
+    except UnicodeDecodeError:
+        raise ConfigError(f"the token in {file} is no text") from None
     if len(token) < 16:
         raise ConfigError(f"the token in {file} is shorter than 16 characters")
     return token

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
-from bootseer.wiretypes import json_as, yaml_as
+from bootseer.wiretypes import document, json_as, yaml_as
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +256,7 @@ def _read(path: Path) -> Spec:
     """Raises `ConfigError`: hooks in it run as root, so that it has to be root's; `NotFoundError`."""
     with doing(f"read {path}"), path.open("rb") as file:
         found = os.fstat(file.fileno())
-        text = file.read()
+        text = document(file.fileno())
     if found.st_uid != 0 or found.st_mode & 0o022:
         raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
     try:

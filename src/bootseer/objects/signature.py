@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, doing, extra
+from bootseer.wiretypes import document
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -97,4 +98,4 @@ def verify(
 
 def _read(path: Path) -> bytes:
     with doing(f"read the key {path}"):
-        return path.read_bytes()
+        return document(path)

@@ -26,7 +26,7 @@ from bootseer import config as settings
 from bootseer.errors import ConfigError, UnavailableError, UnsupportedError
 from bootseer.oci import providers
 from bootseer.oci.providers import is_in
-from bootseer.wiretypes import json_as, loaded
+from bootseer.wiretypes import document, json_as, loaded
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _files() -> Iterator[Path]:
 
 def read(path: Path) -> Logins | None:
     try:
-        return json_as(path.read_bytes(), Logins)
+        return json_as(document(path), Logins)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as exc:

@@ -23,7 +23,7 @@ import msgspec
 from bootseer.errors import ConfigError
 from bootseer.profile.events import VERSION, Event
 from bootseer.profile.loglines import LOOK_AHEAD, Frame, Reader
-from bootseer.wiretypes import known, loaded
+from bootseer.wiretypes import document, known, loaded
 
 READY = "ready"
 """The pseudo-stage of a line that ends the first step."""
@@ -91,7 +91,7 @@ def patterns(path: Path | None = None) -> list[Pattern]:
     """Those of a file, or bootseer's own. Raises `ConfigError` for a file that is none."""
     path = path or Path(__file__).with_name("logpatterns.toml")
     try:
-        found = msgspec.convert(loaded(tomllib.loads, path.read_text()), known(_File)).line
+        found = msgspec.convert(loaded(tomllib.loads, document(path).decode()), known(_File)).line
         for pattern in found:
             re.compile(pattern.match)
     except OSError as exc:

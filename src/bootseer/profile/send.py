@@ -9,17 +9,18 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from bootseer.errors import ConfigError, PrivilegeError, UnavailableError, doing
+from bootseer.errors import ConfigError, DataError, PrivilegeError, UnavailableError, doing
+from bootseer.profile.events import LINE_LIMIT
 
 PART = 32 << 20
-"""Most bytes of one body, but for one longer line."""
+"""Most bytes of one body."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 
 
 def send(files: list[Path], url: str, token: str = "", *, timeout: float = 60.0) -> int:
     """POST all lines of ``files`` to ``url``; returns the number of bytes. Raises `UnavailableError` ``timeout``
     seconds after it began, `PrivilegeError` when the token is wrong, `ConfigError` when the server refuses what is sent
-    or there is no such address."""
+    or there is no such address, `DataError` for a file that has no events."""
     until = time.monotonic() + timeout
     sent = 0
     for file in files:
@@ -30,11 +31,13 @@ def send(files: list[Path], url: str, token: str = "", *, timeout: float = 60.0)
 
 
 def _parts(file: Path) -> Iterator[bytes]:
-    """Whole lines. The last one is left out while its end is not written: a later call sends it."""
+    """Whole lines. The last one is left out while its end is not written: a later call sends it. `DataError`."""
     with doing(f"read {file}"), file.open("rb") as lines:
         held = bytearray()
-        for line in lines:
+        while line := lines.readline(LINE_LIMIT):
             if not line.endswith(b"\n"):
+                if len(line) == LINE_LIMIT:
+                    raise DataError(f"{file} has a line of more than {LINE_LIMIT >> 10} KiB: it is no file of events")
                 break
             if held and len(held) + len(line) > PART:
                 yield bytes(held)

@@ -11,6 +11,7 @@ import secrets
 import tempfile
 import threading
 import time
+from collections import Counter
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +32,8 @@ MOST_BYTES, MOST_FILES = 16 << 30, 100_000
 _SHARE = 4
 _RECOUNT = 10.0
 """Seconds after which a full folder is looked through again."""
-_AT_ONCE = 4
+_AT_ONCE, _IN_ALL = 4, 32
+"""Bodies on their way, of one sender and of all; so many as of one are looked through, which takes memory."""
 _SECONDS = 60
 """For one body: slow senders keep no others away for longer."""
 
@@ -50,7 +52,8 @@ class Inbox:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._busy = 0
+        self._busy: Counter[str] = Counter()
+        self._looking = asyncio.Semaphore(_AT_ONCE)
         self._keeping = threading.Lock()
         self._held: dict[str, _Held] = {}
         self._counted = float("-inf")
@@ -58,9 +61,10 @@ class Inbox:
     async def take(self, request: Request) -> Response:
         """201 with the number of events, 200 when they were here already; 4xx, 503 or 507 say what is wrong, and 507
         that there is no room."""
-        if self._busy >= _AT_ONCE:
+        sender = _sender(request)
+        if self._busy[sender] >= _AT_ONCE or self._busy.total() >= _IN_ALL:
             return PlainTextResponse("too many senders at once\n", 503, {"Retry-After": "5"})
-        self._busy += 1
+        self._busy[sender] += 1
         try:
             with tempfile.SpooledTemporaryFile(1 << 20) as held:
                 digest, size = hashlib.sha256(), 0
@@ -71,13 +75,15 @@ class Inbox:
                         digest.update(part)
                         held.write(part)
                 held.seek(0)
-                return await run_in_threadpool(self._keep, held, size, digest.hexdigest(), _sender(request))
+                async with self._looking:
+                    return await run_in_threadpool(self._keep, held, size, digest.hexdigest(), sender)
         except (TimeoutError, ClientDisconnect):
             return PlainTextResponse(f"not all of it came within {_SECONDS} s\n", 408)
         except OSError as exc:
             return PlainTextResponse(f"cannot keep the events: {exc.strerror}\n", 507)
         finally:
-            self._busy -= 1
+            self._busy[sender] -= 1
+            self._busy += Counter()  # without senders that have none
 
     def _keep(self, held: tempfile.SpooledTemporaryFile[bytes], size: int, digest: str, sender: str) -> Response:
         name = f"{digest[:32]}.jsonl"
