@@ -137,7 +137,10 @@ def load(
         except pickle.UnpicklingError as exc:
             if not beginning.startswith(_BEGINNINGS):
                 raise DataError(f"{url} is no file of torch.save: it begins like something else") from exc
-            raise DataError(f"{url} holds more than tensors, numbers and containers of them; not loaded") from exc
+            raise DataError(
+                f"{url} holds more than tensors, numbers and containers of them; not loaded",
+                hint="who trusts it opens it by fsspec or a mount, for torch.load(file, weights_only=False)",
+            ) from exc
         except (RuntimeError, EOFError, ValueError, KeyError) as exc:
             # an empty message is torch's own for a file cut short
             if isinstance(exc, RuntimeError) and str(exc) and not _FORMAT_ERROR.search(str(exc)):

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 import zstandard
@@ -40,6 +41,8 @@ _LEASES = 30 * 86_400.0
 """A lease that nobody has written to for so long is of no start."""
 _MAX_STORED = 64 << 20
 _MAX_UNPACKED = 512 << 20
+_Key = Annotated[str, msgspec.Meta(min_length=len("blobs/aa/") + 64)]
+"""What can be condemned has no shorter one: shorter ones would be many more, and take many times the memory."""
 
 
 def now(store: Store, dry_run: bool) -> float:
@@ -110,7 +113,7 @@ class _Collection:
             raw = self._store.get(_CONDEMNED, most=_MAX_STORED)
             if not 0 <= zstandard.frame_content_size(raw) <= _MAX_UNPACKED:
                 raise ValueError("absurd size")
-            return json_as(zstandard.ZstdDecompressor().decompress(raw), dict[str, float])
+            return json_as(zstandard.ZstdDecompressor().decompress(raw), dict[_Key, float])
         except NotFoundError:
             return {}
         except (DataError, ValueError, zstandard.ZstdError) as exc:
