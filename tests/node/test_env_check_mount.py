@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.env import overlay
+from support import envnode
 from support.waits import until
 
 pytestmark = pytest.mark.root
@@ -42,8 +42,7 @@ class Nodes:
         return bool(list(self.root.glob("store/env/snapshots/*/*.json")))
 
     def release(self) -> None:
-        for group in overlay.groups(self.root / self.node / "s")[::-1]:
-            group.unmount()
+        envnode.release(self.root / self.node / "s")
 
 
 @pytest.fixture

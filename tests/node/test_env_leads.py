@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, leads, overlay, snapshots
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, leads, snapshots
 from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.errors import DataError
 from bootseer.objects.folder import FolderStore
+from support import envnode
 
 RAN, RESTORED = Outcome.RAN_AND_PUBLISHED, (Outcome.RESTORED_MOUNT, Outcome.RESTORED_UNPACK)
 
@@ -38,25 +38,15 @@ class Place:
         self.release()
         self.nodes += 1
         node = self.root / f"node-{self.nodes}"
-        config = Config(cache_dir=str(node / "cache"), state_dir=str(node / "state"))
         command = ("sh", "-ec", script)
-        spec = EnvSpec(
-            targets=(Target(str(self.target)),),
-            command=command,
-            cwd=str(self.root),
+        return envnode.run(
+            node, self.root / "store", lambda: subprocess.run(command, cwd=self.root, check=False).returncode,
+            targets=(Target(str(self.target)),), command=command, image_digest="", cwd=str(self.root),
             restore=self.restore,
-            background=False,
-        )  # type: ignore[arg-type]
-        return env.run(
-            spec,
-            lambda: subprocess.run(command, cwd=self.root, check=False).returncode,
-            store_url=str(self.root / "store"),
-            config=config,
-        )
+        )  # fmt: skip
 
     def release(self) -> None:
-        for group in overlay.groups(self.root / f"node-{self.nodes}" / "state")[::-1]:
-            group.unmount()
+        envnode.release(self.root / f"node-{self.nodes}" / "state")
         shutil.rmtree(self.target, ignore_errors=True)
 
     def leads(self) -> list[dict[str, tuple[str, str]]]:

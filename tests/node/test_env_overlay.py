@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import env
-from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, overlay
+from bootseer.env import EnvResult, Outcome
+from support import envnode
 
 pytestmark = pytest.mark.root
 
@@ -165,35 +164,26 @@ def tree(root: Path) -> dict[str, object]:
 class Nodes:
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.groups: list[Path] = []
+        self.names: list[str] = []
 
     def run(self, name: str, act: Callable[[Path], None]) -> tuple[EnvResult, Path]:
         host = self.root / name / "env"
         before(host)
-        config = Config(cache_dir=str(self.root / name / "cache"), state_dir=str(self.root / name / "state"))
-        self.groups.append(Path(config.state_dir))
-        spec = EnvSpec(
-            targets=(Target("/opt/env", str(host)),),
-            command=("x",),
-            image_digest="sha256:1",
-            restore="mount",
-            background=False,
-        )
+        self.names.append(name)
 
         def runner() -> int:
             act(host)
             return 0
 
-        return env.run(spec, runner, store_url=str(self.root / "store"), config=config), host
+        return envnode.run(self.root / name, self.root / "store", runner, host, restore="mount"), host
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
     made = Nodes(tmp_path)
     yield made
-    for folder in made.groups:
-        for group in overlay.groups(folder)[::-1]:
-            group.unmount()
+    for name in made.names:
+        envnode.release(tmp_path / name / "state")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

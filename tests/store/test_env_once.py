@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import env
-from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Target
+from bootseer.env import EnvResult
 from bootseer.objects import open_store
-from support import hadoop
+from support import envnode, hadoop
 from support.objectserver import BUCKET, ObjectServer
 from support.waits import until
 
@@ -51,16 +49,8 @@ def test_sixteen_nodes_run_the_command_once(url: str, tmp_path: Path, caplog: py
             (home / "target" / "made").write_text("made")
             return 0
 
-        spec = EnvSpec(
-            targets=(Target("/opt/env", str(home / "target")),),
-            command=("make-env",),
-            image_digest="sha256:1",
-            background=False,
-            restore="unpack",
-        )
-        config = Config(cache_dir=str(home / "cache"), state_dir=str(home / "state"))
         barrier.wait(60)
-        return env.run(spec, runner, store_url=url, config=config)
+        return envnode.run(home, url, runner, restore="unpack")
 
     with ThreadPoolExecutor(NODES) as pool:
         results = list(pool.map(start, range(NODES)))
