@@ -780,6 +780,17 @@ LED = {
     ),
     "a link": ("cat v >env/made", "ln -sfn {out}/v2/f v", "{work}/v leads to {out}/v2/f here, not to {out}/v1/f"),
     "a file that was looked for": ("[ -f {out}/opt ] && cat {out}/opt; :", ">{out}/opt", "{out}/opt is new"),
+    "one whose name is put together": (
+        "end=$(echo pt); (cd {out}/v2/.. && cd g && cat o$end) 2>/dev/null || :",
+        ">{out}/g/opt",
+        "{out}/g/opt is new",
+    ),
+    "one that a program has in itself": (
+        "python3 -c 'import os; print(os.access(chr(111) + chr(112), 4))'",
+        ">op",
+        "{work}/op is new",
+    ),
+    "a program before that of the system": ("nl /dev/null", "cp /bin/true {out}/v1/nl", "{out}/v1/nl is new"),
     "one of several": (
         "[ -d {out} -a ! -f {out}/no ] && [[ -n x && -f {out}/opt ]]; :", ">{out}/opt", "{out}/opt is new",
     ),
@@ -999,7 +1010,9 @@ def test_a_secret_that_is_taken_for_a_name_is_not_stored(node: Node, monkeypatch
         "s.sh", 'mkdir -p env; for one in 1; do [ -f "$DEPLOY_TOKEN" ] || [ -s "$GIVEN" ] || [ -f $WHICH ]; done; :\n'
     )
     assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
-    assert node.observed().names == {f"{node.work}/opt": ""}
+    names = node.observed().names
+    assert names[f"{node.work}/opt"] == ""
+    assert [name for name in names if "hunter2" in name or "ghp_" in name] == []
 
 
 def test_a_folder_that_others_fill_is_not_one_that_is_copied(node: Node, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from bootseer.patterns import pattern
 
 log = logging.getLogger(__name__)
 
-MOST, _WORDS = 1000, 20_000
+MOST, _WORDS = 5000, 20_000
 """Names, and words of texts that are looked at: the job waits."""
 _WORD = pattern(r"[^\s\"'`;&|<>()=,\[\]]+")
 _LOOKED_FOR = pattern(
@@ -85,11 +85,15 @@ _WRITES = pattern(
     r"|\bopen\([^()\n]{1,300},\s*[\"'][wax]\S{0,2}[\"']|^[ \t]*#.*$"
 )
 """Of these a name is no input, nor in comments."""
+_SECRET = 4
+"""Characters of a value at least, of which no part of a path is shown."""
 _FILE = re.compile(
     r"[\w@+-][\w.@+-]*\.(?:txt|in|ya?ml|json|toml|cfg|ini|conf|config|env|properties|xml|csv|tsv|lock|list|sh|bash|zsh|py|mk"
     r"|cmake|h|hpp|patch|diff|pth|pem|crt|whl|zip|tar|tgz|gz|xz|zst)|\.[a-z][\w-]*rc|\.env(?:\.\w+)?"
 )
 """A name that can be nothing else than that of a file which decides something."""
+_NO_NAME = pattern(r"/__pycache__/|/\.git/|/\w[\w+.-]*:/")
+"""Byte code, whose source counts; what git keeps, whose branches and tags do; a URL that was tried as a path."""
 BESIDE = {
     **dict.fromkeys(
         ("pyproject.toml", "setup.py", "setup.cfg"), ("pyproject.toml", "setup.py", "setup.cfg", "MANIFEST.in")
@@ -165,6 +169,29 @@ def looked_up(
             if counts(path) and (is_old(path) if os.path.exists(path) else one == work):
                 found[f"?{path}"] = _program(path, env)
     return dict(sorted(found.items())[:MOST])
+
+
+def in_vain(
+    absent: Collection[str], made: Collection[str], env: Mapping[str, str], work: str, counts: Callable[[str], bool]
+) -> Iterator[str]:
+    """Of the paths ``absent``, which a command looked for in vain, those that may be inputs: not below folders that it
+    ``made`` and may have removed, nor where another one says the same. Below the home folder also as ``~/``, where
+    another user's has it."""
+    home = os.path.normpath(env.get("HOME") or "/")
+    hidden = [value for name, value in env.items() if len(value) >= _SECRET and may_be_secret(name, value)]
+    left = MOST
+    for path in sorted(absent):
+        above = set(_folders([path]))
+        if above & {*absent, *made} or path in made or not counts(path) or not counts(f"{path}/."):
+            continue
+        is_shown = not any(value in path for value in hidden) and not may_be_secret("", path)
+        if is_shown and not _NO_NAME.search(path) and not os.path.lexists(path):
+            yield path
+            if path.startswith(f"{home.rstrip('/')}/") and not path.startswith(f"{work}/"):
+                yield f"~{path[len(home.rstrip('/')) :]}"
+            if not (left := left - 1):
+                log.warning("it looks for more than %d names; the others do not count", MOST)
+                return
 
 
 def in_place(text: str, folder: str, work: str) -> str:
@@ -286,7 +313,7 @@ def placed(texts: Iterable[str], env: Mapping[str, str], work: str, targets: Col
 
 def difference(looked_up: Mapping[str, str], env: Mapping[str, str], is_same: Callable[[str, str], bool]) -> str:
     """What leads elsewhere here, to what is not the same (path here, path there); empty when nothing does."""
-    for name, there in sorted(looked_up.items()):
+    for name, there in sorted(looked_up.items(), key=lambda item: (not item[0].startswith("?"), item)):
         if name.startswith("?"):
             if bool(here := _program(name[1:], env)) != bool(there):
                 return f"the program {name[1:]}, which the command looks for, is {'here' if here else 'not here'}"
@@ -297,8 +324,9 @@ def difference(looked_up: Mapping[str, str], env: Mapping[str, str], is_same: Ca
             continue
         here = os.path.realpath(name) if "/" in name else _program(name, env)
         if not there:
-            if os.path.exists(name):
-                return f"{name} is new"
+            path = os.path.join(env.get("HOME") or "/", name[2:]) if name.startswith("~/") else name
+            if os.path.exists(path):
+                return f"{path} is new"
         elif here != there and (os.path.exists(here) or os.path.islink(name)) and not is_same(here, there):
             return f"{name} leads to {here} here, not to {there}"
     return ""

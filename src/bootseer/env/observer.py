@@ -24,6 +24,7 @@ from bootseer.env.credentials import only_credentials
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import DataError
 from bootseer.kernel import libc
+from bootseer.kernel.lookups import Lookups
 from bootseer.kernel.opens import FileState, Opens, state_of, waiting
 from bootseer.patterns import pattern
 
@@ -72,6 +73,7 @@ class Observer:
         self._failure = ""
         """By which accident nothing is to be published."""
         self._opens: Opens | None = None
+        self._lookups = Lookups()
         self._found: dict[str, FileState] = {}
         self._before: dict[str, bytes] = {}
         """What those held that the command itself has changed."""
@@ -90,6 +92,7 @@ class Observer:
         if self._opens:
             try:
                 self._opens.begin()
+                self._begin_lookups()
             except OSError as exc:
                 self._opens = None
                 if exc.errno in _NEVER:
@@ -102,6 +105,7 @@ class Observer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self._lookups.end()
         if self._opens:
             self._opens.end()
             if kind is None:
@@ -110,11 +114,19 @@ class Observer:
         if left < self._waiting or (ended and not self._ended and not left):
             self._failure = "the command read its standard input, which is no file that is compared"
 
+    def _begin_lookups(self) -> None:
+        if not self._spec.contained:
+            try:
+                self._lookups.begin()
+            except OSError as exc:
+                log.warning("files that the command looks for in vain count only where texts name them: %s", exc)
+
     def _settle(self, opens: Opens) -> None:
         """What counts of what was opened, and whether it is still as it was, before the job may write."""
         programs = opens.started & _ELSEWHERE
         self.unobserved = opens.beyond or (f"it started {min(programs)}" if programs else "")
-        self._failure = opens.failure and f"what the command read is not known: {opens.failure}"
+        failure = opens.failure or self._lookups.failure
+        self._failure = failure and f"what the command read is not known: {failure}"
         if not self.unobserved and not self._failure:
             try:
                 texts = [text.decode("utf-8", "replace") for _, text in self._scripts() if caches.OPTION in text]
@@ -225,6 +237,8 @@ class Observer:
         texts = [text for _, text in self._placed_scripts()]
         settings = variables.settings_of(texts, self._spec.env, unseen=False)
         homes = (path for name, path in settings if name.startswith("~"))
+        vain = names.in_vain(self._lookups.absent, self._lookups.made, self._spec.env, self._work, self._counts)
+        found |= {path: "" for path in vain}
         found |= {path: "" for path in itertools.chain(asked, homes) if self._counts(path) and not os.path.exists(path)}
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}

@@ -25,7 +25,8 @@ _libc.fallocate64.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes
 
 CLONE_NEWNS, CLONE_FS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x200, 0x10000000, 0x20000000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # on all machines
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442  # on all machines
+_FSCONFIG_CMD_CREATE = 6
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY, _AT_RECURSIVE = 1, 4, 1, 0x8000
 _MOUNT_ATTR_IDMAP = 0x100000
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
@@ -106,6 +107,17 @@ def move_mount(fd: int, target: str) -> None:
     """move_mount(2): mount what `open_tree` has copied."""
     arguments = (_MOVE_MOUNT, fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
     _check(_libc.syscall(*arguments), target)
+
+
+def unnamed_mount(fstype: str) -> int:
+    """fsmount(2): a descriptor of a new mount that has a place nowhere, and ends with it."""
+    made: int = _check(_libc.syscall(_FSOPEN, fstype.encode(), 1), fstype)
+    try:
+        _check(_libc.syscall(_FSCONFIG, made, _FSCONFIG_CMD_CREATE, None, None, 0), fstype)
+        fd: int = _check(_libc.syscall(_FSMOUNT, made, 1, 0), fstype)
+    finally:
+        os.close(made)
+    return fd
 
 
 def hide() -> None:

@@ -1,0 +1,236 @@
+"""Which paths a command looks for in vain, by programs in the kernel: files that would change what it does, were they
+there.
+
+At the end of each call that takes a path (open, stat, access, readlink, execve and their kin), when the path was not
+there (ENOENT, ENOTDIR), its text is handed over if the caller is a child of the observed thread, or of such a child,
+and another process. So are changes of the working folder, by which relative paths are understood, and folders that
+were made. Paths that are relative to a descriptor are not followed: who walks a tree by descriptors has listed it.
+Numbers of threads are the kernel's here, not a container's. Needs root, Linux 5.8 and a kernel that allows programs
+(not ``lockdown=confidentiality``). Concurrency: one thread reads from `begin` to `end`."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import re
+import select
+import struct
+import threading
+
+from bootseer.kernel import bpf, libc
+
+_CALLS: dict[str, tuple[int, int, dict[int, tuple[int, int, int]]]] = {}
+"""Machine -> where a call's number lies among the registers that the kernel keeps, how many bytes it has, and, by that
+number, where the path and the folder's descriptor lie (0: none), and what it is."""
+_LOOKS, _MAKES, _ENTERS, _ENTERS_BY_DESCRIPTOR, _FORKS = 1, 2, 3, 4, 5
+_AT_FOLDER, _HEAD, _PATH = -100, struct.Struct("=iiq16s"), 4096
+_REMOVES = (b"rm", b"rmdir")
+"""Programs to which it is the same whether something is there."""
+_FAILED = (errno.ENOENT, errno.ENOTDIR)
+_SIZE, _PROCESSES, _NUMBERS = 8 << 20, 1 << 16, 512
+"""Bytes of the queue, about 80,000 paths; processes at once; numbers of calls."""
+_MOST = 1_000_000
+_JOIN_SECONDS, _PAUSE = 60.0, 0.2
+_BUSY, _DISCARDED = 1 << 31, 1 << 30
+
+
+def _calls() -> None:
+    di, si, looks, makes = 112, 104, _LOOKS, _MAKES  # struct pt_regs of x86_64
+    one = dict.fromkeys((2, 4, 6, 21, 89, 59), (di, 0, looks))  # open stat lstat access readlink execve
+    two = dict.fromkeys((257, 262, 267, 269, 322, 332, 437, 439), (si, di, looks))  # openat .. statx openat2 faccessat2
+    enter = {80: (di, 0, _ENTERS), 81: (di, 0, _ENTERS_BY_DESCRIPTOR)}
+    _CALLS["x86_64"] = 120, 8, {**one, **two, **enter, 83: (di, 0, makes), 258: (si, di, makes)}
+    first, second = 272, 8  # struct pt_regs of arm64: the first argument is kept apart, as its place takes the result
+    two = dict.fromkeys((56, 79, 78, 48, 281, 291, 437, 439), (second, first, looks))
+    enter = {49: (first, 0, _ENTERS), 50: (first, 0, _ENTERS_BY_DESCRIPTOR)}
+    _CALLS["aarch64"] = 280, 4, {**two, **enter, 221: (first, 0, looks), 34: (second, first, makes)}
+
+
+_calls()
+
+
+class Lookups:
+    """Notes, between `begin` and `end`, in ``absent`` the paths (absolute, normal) that children of the calling thread
+    looked for in vain, and in ``made`` the folders that they made."""
+
+    def __init__(self) -> None:
+        self.absent: set[str] = set()
+        self.made: set[str] = set()
+        self.failure = ""
+        """By which accident ``absent`` is not whole; empty when by none."""
+        self._fds: list[int] = []
+        self._folders: dict[int, str] = {}
+        """Where each thread works, as far as it is known."""
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Raises `OSError` when it is not possible; nothing has changed then."""
+        try:
+            me = bpf.run(self._kept(bpf.load(bpf.RAW_TRACEPOINT, bpf.Code().call(bpf.TASK).end())))
+            self._attach(bpf.run(self._kept(bpf.load(bpf.RAW_TRACEPOINT, bpf.Code().call(bpf.TASK).upper(0).end()))))
+            self._folders[me] = os.getcwd()
+            self._wake = self._kept(os.eventfd(0))
+            self._done = mmap.mmap(self._ring, mmap.PAGESIZE, offset=0)
+            size = mmap.PAGESIZE + 2 * _SIZE
+            self._queue = mmap.mmap(self._ring, size, prot=mmap.PROT_READ, offset=mmap.PAGESIZE)
+            self._thread = threading.Thread(target=self._watch, name="env-lookups", daemon=True)
+            self._thread.start()
+            bpf.update(self._members, struct.pack("=I", me), b"\1")
+        except (OSError, RuntimeError, ValueError) as exc:
+            self._thread = None
+            self.end()
+            raise exc if isinstance(exc, OSError) else OSError(errno.EAGAIN, str(exc)) from exc
+
+    def end(self) -> None:
+        """May be called twice."""
+        if self._thread:
+            os.eventfd_write(self._wake, 1)
+            self._thread.join(_JOIN_SECONDS)
+            if self._thread.is_alive():
+                self.failure = "what the command looked for could not be read to the end"
+                return  # the thread still uses the descriptors
+            if struct.unpack("=Q", bpf.look_up(self._lost, bytes(4), 8))[0]:
+                self.failure = "the command looked for too many files at once"
+            self._thread = None
+            self._done.close()
+            self._queue.close()
+        for fd in reversed(self._fds):
+            os.close(fd)
+        self._fds = []
+
+    def _kept(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    def _attach(self, process: int) -> None:
+        machine = os.uname().machine
+        if machine not in _CALLS:
+            raise OSError(errno.ENOSYS, f"the calls of {machine} are not known")
+        number_at, number_size, calls = _CALLS[machine]
+        self._members = self._kept(bpf.create(bpf.RECENT, 4, 1, _PROCESSES))
+        self._ring = self._kept(bpf.create(bpf.RING, 0, 0, _SIZE))
+        self._lost = self._kept(bpf.create(bpf.ARRAY, 4, 8, 1))
+        table = self._kept(bpf.create(bpf.ARRAY, 4, 8, _NUMBERS))
+        scratch = self._kept(bpf.create(bpf.SCRATCH, 4, _HEAD.size + _PATH, 1))
+        for number, (path, folder, what) in calls.items():
+            bpf.update(table, struct.pack("=I", number), struct.pack("=HHI", path, folder, what))
+        event, parent, child = _fork_event()
+        for name, code in (
+            ("sys_exit", self._ends(process, number_at, number_size, table, scratch)),
+            ("sched_process_exit", _keyed(bpf.Code().call(bpf.TASK), self._members, bpf.DROP).number(0, 0).end()),
+        ):
+            self._kept(bpf.attach_raw(name, self._kept(bpf.load(bpf.RAW_TRACEPOINT, code))))
+        self._kept(bpf.attach(event, self._kept(bpf.load(bpf.TRACEPOINT, self._forks(parent, child)))))
+
+    def _ends(self, process: int, number_at: int, number_size: int, table: int, scratch: int) -> bpf.Code:
+        """At the end of each call, but of this ``process``: register 6 has the caller's registers, 7 the result, 8 the
+        caller, 9 the record."""
+        code = bpf.Code().get(6, 1, 0).get(7, 1, 8)
+        code.if_is(7, -_FAILED[0], "wanted").if_is(7, -_FAILED[1], "wanted").if_not(7, 0, "out")
+        code.label("wanted").call(bpf.TASK).copy(8, 0).upper(8).if_is(8, process, "out")
+        _keyed(code, self._members, bpf.GET).if_is(0, 0, "out").get(8, 10, -4, 4)
+        code.number(1, 0).put(10, -16, 1)
+        code.stack(1, -16).number(2, number_size).copy(3, 6).add(3, number_at).call(bpf.READ_KERNEL)
+        code.stack(2, -16).map(1, table).call(bpf.GET).if_is(0, 0, "out").get(1, 0, 0).put(10, -24, 1)
+        code.get(1, 10, -20, 4).if_is(1, 0, "out").if_is(1, _LOOKS, "look").if_not(7, 0, "out").go("send")
+        code.label("look").if_is(7, 0, "out").label("send")
+        code.number(1, 0).put(10, -32, 1, 4).stack(2, -32).map(1, scratch).call(bpf.GET).if_is(0, 0, "out").copy(9, 0)
+        code.put(9, 0, 8, 4).get(1, 10, -20, 4).put(9, 4, 1, 4)
+        code.number(1, _AT_FOLDER).put(10, -40, 1).get(4, 10, -22, 2).if_is(4, 0, "here")
+        code.stack(1, -40).number(2, 8).copy(3, 6).plus(3, 4).call(bpf.READ_KERNEL)
+        code.label("here").get(1, 10, -40).put(9, 8, 1)
+        code.copy(1, 9).add(1, 16).number(2, 16).call(bpf.PROGRAM)
+        code.stack(1, -48).number(2, 8).copy(3, 6).get(4, 10, -24, 2).plus(3, 4).call(bpf.READ_KERNEL)
+        code.get(3, 10, -48).copy(1, 9).add(1, _HEAD.size).number(2, _PATH).call(bpf.READ_USER_TEXT)
+        code.if_more(0, _PATH, "none").go("whole").label("none").number(0, 0).label("whole")
+        return self._send(code.copy(3, 0).add(3, _HEAD.size).copy(2, 9))
+
+    def _forks(self, parent: int, child: int) -> bpf.Code:
+        """At each fork; the record has the parent and the child."""
+        code = bpf.Code().copy(6, 1).get(0, 6, parent, 4)
+        _keyed(code, self._members, bpf.GET).if_is(0, 0, "out")
+        code.get(7, 6, child, 4).put(10, -8, 7, 4).number(1, 1).put(10, -16, 1)
+        code.stack(2, -8).stack(3, -16).number(4, 0).map(1, self._members).call(bpf.PUT)
+        code.get(1, 10, -4, 4).put(10, -48, 1, 4).number(1, _FORKS).put(10, -44, 1, 4).put(10, -40, 7)
+        code.number(1, 0).put(10, -32, 1).put(10, -24, 1)
+        return self._send(code.stack(2, -48).number(3, _HEAD.size))
+
+    def _send(self, code: bpf.Code) -> bpf.Code:
+        """Register 2 has where the record begins, 3 its bytes."""
+        code.map(1, self._ring).number(4, 0).call(bpf.SEND).if_is(0, 0, "out")
+        code.number(1, 0).put(10, -56, 1, 4).stack(2, -56).map(1, self._lost).call(bpf.GET).if_is(0, 0, "out")
+        return code.number(1, 1).count(0, 1).label("out").number(0, 0).end()
+
+    def _watch(self) -> None:
+        try:
+            with select.epoll() as poll:
+                poll.register(self._ring, select.EPOLLIN)
+                poll.register(self._wake, select.EPOLLIN)
+                while self._wake not in (fd for fd, _ in poll.poll(_PAUSE)):
+                    self._read()
+                self._read()
+        except Exception as exc:  # whatever it is, ``absent`` is not whole
+            self.failure = f"a lookup was lost: {exc}"
+
+    def _read(self) -> None:
+        at: int = struct.unpack_from("=Q", self._done)[0]
+        while at < struct.unpack_from("=Q", self._queue)[0]:
+            begin = mmap.PAGESIZE + (at & (_SIZE - 1))
+            length: int = struct.unpack_from("=I", self._queue, begin)[0]
+            if length & _BUSY:
+                return  # the next look finds it
+            size = length & ~_DISCARDED
+            if not length & _DISCARDED:
+                self._take(self._queue[begin + 8 : begin + 8 + size])
+            at += size + 8 + 7 & ~7
+            struct.pack_into("=Q", self._done, 0, at)
+
+    def _take(self, record: bytes) -> None:
+        thread, what, folder, program = _HEAD.unpack_from(record)
+        if what == _FORKS:
+            if thread in self._folders:
+                self._folders[folder] = self._folders[thread]
+            else:
+                self._folders.pop(folder, None)
+            return
+        name = os.fsdecode(record[_HEAD.size :].partition(b"\0")[0])
+        path = self._path(thread, name, (folder & 0xFFFFFFFF) - (folder >> 31 & 1) * (1 << 32))
+        if what in (_ENTERS, _ENTERS_BY_DESCRIPTOR):
+            if path and what == _ENTERS:
+                self._folders[thread] = os.path.realpath(path) if ".." in name else path
+            else:
+                self._folders.pop(thread, None)
+        elif path and program.rstrip(b"\0") not in _REMOVES:
+            (self.made if what == _MAKES else self.absent).add(path)
+            if len(self.made) + len(self.absent) > _MOST:
+                raise OverflowError(f"more than {_MOST} paths")
+
+    def _path(self, thread: int, name: str, folder: int) -> str:
+        """Empty when it is not known, as where a text was no longer readable."""
+        if not name.startswith("/") and (folder != _AT_FOLDER or thread not in self._folders):
+            return ""
+        return os.path.normpath(os.path.join(self._folders.get(thread, "/"), name)) if name else ""
+
+
+def _keyed(code: bpf.Code, of: int, helper: int) -> bpf.Code:
+    """Calls ``helper`` for the entry of a map whose key is the lower half of register 0."""
+    return code.put(10, -4, 0, 4).stack(2, -4).map(1, of).call(helper)
+
+
+def _fork_event() -> tuple[int, int, int]:
+    """The number of the tracepoint of forks, and where its record has the parent's and the child's number."""
+    folder = libc.unnamed_mount("tracefs")
+    try:
+        texts = list[str]()
+        for name in ("id", "format"):
+            place = f"events/sched/sched_process_fork/{name}"
+            with open(place, opener=lambda path, flags: os.open(path, flags, dir_fd=folder)) as file:
+                texts.append(file.read())
+    finally:
+        os.close(folder)
+    found = {name: re.search(rf"{name};\s*offset:(\d+)", texts[1]) for name in ("parent_pid", "child_pid")}
+    places = [int(one[1]) for one in found.values() if one]
+    if len(places) != len(found):
+        raise OSError(errno.ENOSYS, "the kernel's tracepoint of forks has another form")
+    return int(texts[0]), places[0], places[1]

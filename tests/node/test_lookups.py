@@ -1,0 +1,154 @@
+"""What a command looks for in vain is seen by the kernel: its own, from where it works, and nobody else's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from bootseer.env import names
+from bootseer.kernel import bpf
+from bootseer.kernel.lookups import Lookups
+
+pytestmark = [pytest.mark.root]
+
+WAYS = {
+    "a test": ("[ -e {0}/no ]", "no"),
+    "where it works": ("cd {0}/a && cat no", "a/no"),
+    "above": ("cd {0}/a/b && test -f ../no", "a/no"),
+    "in a child's folder": ("(cd {0}/a; (cd b; cat no)); cat {0}/no", "a/b/no"),
+    "and in its own again": ("cd {0}; (cd a; cd b); cat no", "no"),
+    "through a file": ("cat {0}/f/no", "f/no"),
+    "a program": ("PATH={0}/a:$PATH; ls", "a/ls"),
+    "in another program": ("exec env -C {0}/a sh -c 'sh -c \"cat no\"'", "a/no"),
+    "a link": ("readlink {0}/no", "no"),
+    "by a number": ("python3 -c 'import os; os.chdir(\"{0}\"); os.path.exists(chr(110))'", "n"),
+    "in a thread": (
+        "python3 -c 'import os, threading as t; t.Thread(target=os.path.exists, args=[\"{0}/no\"]).start()'",
+        "no",
+    ),
+    "one that is long": ("cat {0}/" + "/".join(["n" * 200] * 15), "/".join(["n" * 200] * 15)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_looked_for_in_vain_is_seen(way: str, tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "f").touch()
+    command, path = WAYS[way]
+    lookups = Lookups()
+    lookups.begin()
+    subprocess.run(command.format(tmp_path), shell=True, capture_output=True, check=False)
+    lookups.end()
+    assert f"{tmp_path}/{path}" in lookups.absent
+    assert not lookups.failure
+
+
+def test_what_is_there_is_not_among_it_nor_what_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    lookups = Lookups()
+    lookups.begin()
+    subprocess.run(f"cd {tmp_path}; cat there; rm -f gone; mkdir made; cat no", shell=True, capture_output=True)
+    lookups.end()
+    assert {path for path in lookups.absent if path.startswith(f"{tmp_path}/")} == {f"{tmp_path}/no"}
+    assert lookups.made == {f"{tmp_path}/made"}
+
+
+def test_others_are_not_seen(tmp_path: Path) -> None:
+    """A neighbour that runs before and beside it, our own threads, and what the command's children do afterwards."""
+    loop = "import os, sys\nwhile os.getppid() != 1:\n os.path.exists(sys.argv[1]); print('.', flush=True)"
+    other = subprocess.Popen([sys.executable, "-c", loop, f"{tmp_path}/other"], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout
+        other.stdout.read(1)
+        lookups = Lookups()
+        lookups.begin()
+        thread = threading.Thread(target=os.path.exists, args=[f"{tmp_path}/thread"])
+        thread.start()
+        thread.join()
+        os.path.exists(tmp_path / "own")
+        other.stdout.read(1 << 12)
+        subprocess.run(f"cat {tmp_path}/no", shell=True, capture_output=True, check=False)
+        lookups.end()
+        subprocess.run(f"cat {tmp_path}/later", shell=True, capture_output=True, check=False)
+    finally:
+        other.kill()
+        other.communicate()
+    assert {path for path in lookups.absent if path.startswith(f"{tmp_path}/")} == {f"{tmp_path}/no"}
+
+
+def test_two_at_once_see_each_their_own(tmp_path: Path) -> None:
+    found = dict[str, set[str]]()
+    both = threading.Barrier(2)
+
+    def look(name: str) -> None:
+        lookups = Lookups()
+        lookups.begin()
+        both.wait(60)
+        subprocess.run(f"cat {tmp_path}/{name}", shell=True, capture_output=True, check=False)
+        both.wait(60)
+        lookups.end()
+        found[name] = {path for path in lookups.absent if path.startswith(f"{tmp_path}/")}
+
+    threads = [threading.Thread(target=look, args=[name]) for name in "ab"]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert found == {name: {f"{tmp_path}/{name}"} for name in "ab"}
+
+
+def test_nothing_is_left_of_it() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        lookups = Lookups()
+        lookups.begin()
+        lookups.end()
+        lookups.end()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("at", ["create", "load", "attach_raw", "attach"])
+def test_a_kernel_that_refuses_leaves_nothing(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(1, "Operation not permitted")
+
+    before = set(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(bpf, at, refuse)
+    lookups = Lookups()
+    with pytest.raises(OSError, match="not permitted"):
+        lookups.begin()
+    lookups.end()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert not lookups.failure
+
+
+def test_too_many_at_once_are_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nobody takes them out of the queue meanwhile."""
+    monkeypatch.setattr(Lookups, "_read", lambda self: None)
+    lookups = Lookups()
+    lookups.begin()
+    flood = f"import os\nfor _ in range(60000): os.path.exists('{tmp_path}/' + 'n' * 200)"
+    subprocess.run([sys.executable, "-c", flood], check=True)
+    lookups.end()
+    assert lookups.failure == "the command looked for too many files at once"
+
+
+def test_names_that_are_no_inputs(tmp_path: Path) -> None:
+    """Secrets, URLs, what lies in a folder that the command made or below another name, byte code; a home has two."""
+    wanted = [f"{tmp_path}/no", f"{tmp_path}/home/rc"]
+    key = "ghp_" + "a1B2" * 9
+    other = ["made/x", "made", "no/below", "https:/u@host/x", "__pycache__/a.pyc", ".git/shallow", "hunter2", key]
+    absent = [*wanted, *(f"{tmp_path}/{name}" for name in other)]
+    env = {"HOME": f"{tmp_path}/home", "DEPLOY_TOKEN": "hunter2"}
+    found = names.in_vain(absent, {f"{tmp_path}/made"}, env, f"{tmp_path}/work", lambda _: True)
+    assert sorted(found) == sorted([*wanted, "~/rc"])
+    (tmp_path / "b/.x").mkdir(parents=True)
+    (tmp_path / "b/.x/rc").touch()
+    looked_up = {"~/.x/rc": ""}
+    assert names.difference(looked_up, {"HOME": f"{tmp_path}/home"}, lambda *_: False) == ""
+    assert names.difference(looked_up, {"HOME": f"{tmp_path}/b"}, lambda *_: False) == f"{tmp_path}/b/.x/rc is new"
