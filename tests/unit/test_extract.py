@@ -32,6 +32,7 @@ from bootseer.objects.folder import FolderStore
 from support import forked
 
 ROOT = os.geteuid() == 0
+EXTRACTION = "bootseer.blocks.extract.tree"
 
 
 def grow(root: Path) -> None:
@@ -175,6 +176,50 @@ def test_files_are_made_one_after_another(site: Site, monkeypatch: pytest.Monkey
     assert all(spread[0] in Path(os.fsdecode(name)).parent.parents for name in files)
 
 
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files are made by processes of their own, as of a tree that has many."""
+    monkeypatch.setattr(f"{EXTRACTION}._MANY", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("seen", [True, False])
+def test_small_files_are_made_by_other_processes(site: Site, monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+    real, made = os.open, list[bytes]()
+
+    def counted(path: Any, flags: int, *args: Any, **more: Any) -> int:
+        made.append(os.path.basename(os.fsencode(path)) if flags & os.O_CREAT else b"")
+        return real(path, flags, *args, **more)
+
+    monkeypatch.setattr(os, "open", counted)
+    extract(site.store, site.digest, site.folder / "plain", seen=seen)
+    assert fingerprint(site.folder / "plain") == site.want
+    assert len([*filter(None, made)]) < 15  # a-big, again, middle, sparse, what is empty; not the fifty
+
+
+@pytest.mark.usefixtures("many")
+@pytest.mark.parametrize("what", ["kill", "enospc", "stop"])
+def test_a_process_that_cannot_make_files_ends_the_extraction(
+    site: Site, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", f"blocks.extract.place={what}")
+    monkeypatch.setattr(f"{EXTRACTION}.Extraction._place", lambda *args: None)  # what this process makes itself
+    monkeypatch.setattr(f"{EXTRACTION}._WRITE_SECONDS", 1.0)
+    began = time.monotonic()
+    with pytest.raises(BootseerError, match={"enospc": "space", "kill": "killed", "stop": "time"}[what]):
+        extract(site.store, site.digest, site.folder / "plain")
+    assert time.monotonic() - began < 10
+    assert os.listdir(site.folder / "plain") == []
+
+
+@pytest.mark.usefixtures("many")
+def test_without_more_processes_the_files_are_made_all_the_same(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fork", failing(OSError(errno.EAGAIN, "no more processes")))
+    extract(site.store, site.digest, site.folder / "plain")
+    assert fingerprint(site.folder / "plain") == site.want
+
+
 def test_ranges_are_long_as_nobody_waits(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, real = list[object](), StoreSource.pieces
     monkeypatch.setattr("bootseer.blocks.fetch.queue._HOT_BYTES", 1)
@@ -201,7 +246,6 @@ def failing(error: Exception) -> Callable[..., bytes]:
     return fail
 
 
-EXTRACTION = "bootseer.blocks.extract.tree"
 NO_ROOM = shutil.disk_usage("/")._replace(free=1 << 10)
 FAILURES: dict[str, tuple[Callable[[Site, pytest.MonkeyPatch], object], type[Exception], str]] = {
     "damage": (lambda site, _: site.damage(), DataError, r"damaged|bad"),

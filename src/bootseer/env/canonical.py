@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 
+_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
 
 def canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    return _encoder.encode(value).encode()
 
 
 def sha256_of(value: object) -> str:

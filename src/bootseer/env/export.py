@@ -31,7 +31,7 @@ def export(store: Store, found: SnapshotManifest, form: Format, work: Path, outp
         for entry in entries:
             if posixpath.basename(entry.inner).startswith(_WHITEOUT):
                 raise UnsupportedError(f"a layer cannot hold {entry.inner!r}: the name says that a file is deleted")
-    tree.extract(store, found.tree, work / "tree")
+    tree.extract(store, found.tree, work / "tree", seen=False)
     verify_stage(work / "tree", entries)
     with tarfile.open(fileobj=output, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape") as archive:
         for entry in entries:

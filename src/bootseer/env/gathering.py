@@ -122,7 +122,7 @@ class _Union:
         kept = self._kept(used, {path: self._size(path, files) for path in used})
         if others & kept:
             assert self.last
-            tree.extract(self._store, self.last.tree, last, most=2 * self._cache.most_bytes)
+            tree.extract(self._store, self.last.tree, last, most=2 * self._cache.most_bytes, seen=False)
         places = {path: last if path in others else view for path in kept}
         places |= {path: anew for path in kept - others if (anew / "0" / path).exists()}
         for path in kept:

@@ -414,7 +414,7 @@ def _unpack(held: Held, found: SnapshotManifest | None, job: str) -> None:
     if not listed or not all((held.folder / path).exists() for path in listed):
         stage = Path(tempfile.mkdtemp(prefix="new-", dir=base))
         try:
-            tree.extract(store, found.tree, stage / "tree", most=2 * held.cache.most_bytes)
+            tree.extract(store, found.tree, stage / "tree", most=2 * held.cache.most_bytes, seen=False)
             for path in _entries(stage / "tree/0"):
                 (held.folder / path).parent.mkdir(parents=True, exist_ok=True)
                 with contextlib.suppress(FileExistsError):

@@ -120,6 +120,6 @@ def verify(store: Store, found: SnapshotManifest, work: Path) -> int:
     """Fetch all of ``found`` into the empty folder ``work`` and check it; returns the number of entries. Raises
     `DataError` for the first thing that is wrong."""
     listed = entries(store, found)
-    tree.extract(store, found.tree, work / "tree")
+    tree.extract(store, found.tree, work / "tree", seen=False)
     verify_stage(work / "tree", listed)
     return len(listed)

@@ -57,7 +57,7 @@ def unpack(
     with contextlib.ExitStack() as stack:
         undo = [stack.enter_context(undoing(target)) for target in targets]
         stage = undo[0].folder / "tree"
-        tree.extract(store, found.tree, stage)
+        tree.extract(store, found.tree, stage, seen=False)
         verify_stage(stage, entries, "shape")  # each of its blocks was verified on the way
         faults.point("env.unpack.before-place")
         own = [[entry for entry in entries if entry.target == number] for number in range(len(targets))]

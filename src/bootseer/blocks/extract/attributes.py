@@ -33,7 +33,7 @@ class Attributes:
         self._reader = reader
         self._dest = os.fsdecode(dest)
         self._lock = threading.Lock()
-        self._lost: Counter[str] = Counter()
+        self.lost: Counter[str] = Counter()
 
     def put_on(self, what: int | bytes, inode: Inode, path: bytes) -> None:
         """All of ``inode`` on a file (its descriptor or path), in an order in which none undoes another."""
@@ -64,16 +64,16 @@ class Attributes:
     def lose(self, what: str, path: bytes | None = None) -> None:
         """``what``, a plural, is not kept once more; of that of ``path`` the first is named at once."""
         with self._lock:
-            self._lost[what] += 1
-            if path is not None and self._lost[what] == 1:
+            self.lost[what] += 1
+            if path is not None and self.lost[what] == 1:
                 log.warning("%s of %s do not fit in this file system", what, _show(path))
 
     def report(self) -> None:
         """Say what was left out."""
-        if large := self._lost.pop(_TOO_LARGE, 0):
+        if large := self.lost.pop(_TOO_LARGE, 0):
             log.warning("extracted %s without %d %s", self._dest, large, _TOO_LARGE)
-        if self._lost:
-            counts = ", ".join(f"{count} {what}" for what, count in sorted(self._lost.items()))
+        if self.lost:
+            counts = ", ".join(f"{count} {what}" for what, count in sorted(self.lost.items()))
             log.warning("extracted %s without %s", self._dest, counts)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from bootseer import faults
 from bootseer.blocks.extract.attributes import Attributes
 from bootseer.blocks.extract.extents import Shares
+from bootseer.blocks.extract.writers import Writers
 from bootseer.blocks.fetch.prefetch import STALLED_SECONDS, fetch_all
 from bootseer.blocks.metadata import localize
 from bootseer.blocks.profiles import library
@@ -37,6 +38,8 @@ from bootseer.objects import Store, uses
 
 _WRITE_SECONDS = 30.0
 """What is being written when an extraction ends may take so long."""
+_SMALL, _MANY, _PROCESSES = 64 << 10, 2000, 4
+"""Files of at most so many bytes, when there are so many, are made by at most so many processes."""
 _SHARED, _SHARED_FREE = 8, 16 << 20
 """Files may share data (mkfs.erofs stores equal chunks once), but what they have in all is at most so many times the
 data, and some: 300 files over the same 4 MiB wrote 1.2 GB from a store of 4 MB."""
@@ -52,14 +55,16 @@ def extract(
     progress: Progress | None = None,
     stalled: float = STALLED_SECONDS,
     most: int | None = None,
+    seen: bool = True,
 ) -> None:
     """Write the whole tree into ``dest`` (made when missing, must be empty), without any mount.
 
     Modes, times, hard links, holes and extended attributes of ``user.`` are kept, and overlayfs' whiteouts. Nothing
     that gives rights is, also for root: owners, set-id bits, capabilities, access lists, device nodes; log lines count
     what is left out. ``profile``: whose earlier starts say which files to bring first. ``progress(done, total)`` counts
-    bytes. After a failure ``dest`` is empty. Nothing is synced to disk. Raises `DataError` (also for more than ``most``
-    bytes of data), `FullError`, `NotFoundError`, or `UnavailableError` when nothing came for ``stalled`` seconds."""
+    bytes. ``seen``: whether somebody may look into ``dest`` before the end. After a failure ``dest`` is empty. Nothing
+    is synced to disk. Raises `DataError` (also for more than ``most`` bytes of data), `FullError`, `NotFoundError`, or
+    `UnavailableError` when nothing came for ``stalled`` seconds."""
     dest = Path(os.path.abspath(dest))
     with doing(f"extract into {dest}"):
         dest.mkdir(parents=True, exist_ok=True)
@@ -71,14 +76,16 @@ def extract(
         if most is not None and tree.map.size > most:
             raise DataError(f"tree {digest[:12]} has more than {most >> 20} MiB")
         traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
-        spread(work)
+        spread(work if seen else dest)
         (files := work / "files").mkdir()
-        site = Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, files)
+        reader = Reader(tree.meta.read_bytes(), data_size=tree.map.size)
+        site = Extraction(reader, tree.map, dest, files if seen else None)
         site.prepare()
         wanted = site.order(merge(traces, tree.map))
         if (free := shutil.disk_usage(dest).free) < (need := sum(map(tree.map.length_of, wanted))):
             raise FullError(f"no space in {dest}: it has {free >> 20} MiB free, {need >> 20} MiB are needed")
         try:
+            site.begin()
             fetch_all(store, site, wanted, streams=streams, stalled=stalled, progress=_in_bytes(progress, tree.map))
         finally:
             site.close()
@@ -113,10 +120,10 @@ class _File:
     """A regular file on its way: ``missing`` bytes of its data have not come yet; ``inline``: others are in its inode.
     Until it is ``placed`` it lies in ``work``."""
 
-    __slots__ = ("begun", "inline", "inode", "missing", "paths", "placed", "work")
+    __slots__ = ("begun", "inline", "inode", "missing", "number", "paths", "placed", "work")
 
-    def __init__(self, work: bytes, inode: Inode, path: bytes) -> None:
-        self.work = work
+    def __init__(self, number: int, work: bytes, inode: Inode, path: bytes) -> None:
+        self.number, self.work = number, work
         self.inode = inode
         self.paths = [path]
         self.missing = 0
@@ -127,10 +134,12 @@ class _File:
 
 class Extraction:
     """The tree of ``reader`` on its way into ``dest``, as the cache of a fetcher; ``work`` holds files that are not
-    whole yet. `prepare`, `write` for all blocks of `order` (once each, from any thread), `close`, then `finish`."""
+    whole yet, None: they may lie in their places. `prepare`, `begin`, `write` for all blocks of `order` (once each,
+    from any thread), `close`, then `finish`."""
 
-    def __init__(self, reader: Reader, blocks: BlockMap, dest: Path, work: Path) -> None:
-        self.folder = work
+    def __init__(self, reader: Reader, blocks: BlockMap, dest: Path, work: Path | None) -> None:
+        self.folder = work or dest
+        self._work = work and os.fsencode(work)
         self.map = blocks
         self.ready: Ready = bytearray(blocks.count)
         self.error: BaseException | None = None
@@ -138,6 +147,8 @@ class Extraction:
         self._reader = reader
         self._dest = os.fsencode(dest)
         self._files: dict[int, _File] = {}
+        self._numbered: list[_File] = []
+        self._writers: Writers | None = None
         self._folders: list[tuple[bytes, Inode]] = []
         self._shares: Shares[_File] = Shares(blocks.shift)
         self._attributes = Attributes(reader, self._dest)
@@ -168,8 +179,9 @@ class Extraction:
                 room -= self._reader.table_size(inode)
                 if room < 0:
                     raise DataError("bad EROFS image: its files share their chunk indexes")
-                work = os.path.join(os.fsencode(self.folder), b"%d" % len(self._files))
-                self._files[inode.nid] = file = _File(work, inode, path)
+                number = len(self._files)
+                work = self._at(path) if self._work is None else b"%s/%d" % (self._work, number)
+                self._files[inode.nid] = file = _File(number, work, inode, path)
                 for extent in self._reader.extents(inode):
                     extents.append((extent.data_offset, file, extent.file_offset, extent.length))
                     file.missing += extent.length
@@ -219,11 +231,26 @@ class Extraction:
                 self._writing -= 1
                 self._cond.notify_all()
 
+    def begin(self) -> None:
+        """Start the processes that make files, where they are worth it. `close` ends them."""
+        self._numbered = [*self._files.values()]
+        small = sum(0 < file.missing <= _SMALL for file in self._numbered)
+        count = min(_PROCESSES, len(os.sched_getaffinity(0)))
+        if small >= _MANY and count > 1:
+            writers = Writers(count, self._make_whole, lambda: self._attributes.lost, _WRITE_SECONDS)
+            self._writers = writers if writers.count else None
+
     def close(self) -> None:
         """Nothing is written after this, also by a thread that was stuck in a source."""
         with self._cond:
             self._closed = True
             self._cond.wait_for(lambda: not self._writing, _WRITE_SECONDS)
+        if self._writers:
+            try:
+                for lost in self._writers.end():
+                    self._attributes.lost.update(lost)
+            except Exception as exc:
+                self.error = exc
 
     def _take(self, block: int, data: Buffer) -> None:
         """Write the bytes from ``block`` on to the files that have them; files that are whole now get their place."""
@@ -233,17 +260,31 @@ class Extraction:
             self._put(start, data, found)
 
     def _put(self, start: int, data: Buffer, parts: Iterable[tuple[_File, int, int, int]]) -> None:
-        came = []
+        came, given, view = [], [], memoryview(data)
         for file, inner, low, high in parts:
+            piece = view[low - start : high - start]
             whole = high - low == file.inode.size  # then no other thread has a part
+            if whole and self._writers and high - low <= _SMALL:
+                given.append((file.number, piece))
+                file.placed = True
+                continue
             with descriptor(self._open(file, sized=not whole)) as fd:
-                _write(fd, memoryview(data)[low - start : high - start], inner)
+                _write(fd, piece, inner)
                 if whole:
                     self._finish(file, fd)
                 else:
                     came.append((file, high - low))
+        if self._writers and given:
+            self._writers.give(given)
         for file, length in came:
             self._came(file, length)
+
+    def _make_whole(self, number: int, data: bytes) -> None:
+        """In a process of its own."""
+        file = self._numbered[number]
+        with descriptor(self._open(file, sized=False)) as fd:
+            _write(fd, memoryview(data), 0)
+            self._finish(file, fd)
 
     def _came(self, file: _File, length: int) -> None:
         with self._cond:
@@ -276,7 +317,8 @@ class Extraction:
         self._attributes.put_on(fd, file.inode, file.paths[0])
         faults.point("blocks.extract.place")
         path = self._at(file.paths[0])
-        os.rename(file.work, path)
+        if self._work is not None:
+            os.rename(file.work, path)
         for other in file.paths[1:]:
             os.link(path, self._at(other), follow_symlinks=False)
         file.placed = True
