@@ -220,17 +220,13 @@ def test_a_mount_with_another_cache_folder_joins_the_server(
 @pytest.mark.parametrize("gone", ["old", "new"])
 def test_the_store_that_a_later_mount_names_is_read_too(node: Node, gone: str, killed: str) -> None:
     first, old, new = node.mount(slow=False), node.store.root, node.folder / "elsewhere"
-
-    def remove(store: Path) -> None:  # the server may note its use there just now
-        until(lambda: shutil.rmtree(store, ignore_errors=True) or not store.exists())
-
     shutil.copytree(old, new, ignore=shutil.ignore_patterns("uses"))  # in which the server notes its use just now
     if gone == "old":
-        remove(old)
+        until(lambda: shutil.rmtree(old, ignore_errors=True) or not old.exists())
     node.store = FolderStore(new)
     other = node.mount("other", slow=False)
     if gone == "new":  # a mistake of who mounts it second hurts nobody else
-        remove(new)
+        shutil.rmtree(new)
     if killed:
         status = first.status()
         pid = status.pid if killed == "supervisor" else status.fetcher_pid
@@ -383,28 +379,19 @@ def test_a_process_without_a_sign_of_life_is_replaced(node: Node, trouble: Troub
     assert "no sign of life" in node.log
 
 
-def supervisor_dies_while_another_starts(made: TreeMount, trouble: Trouble, how: str, pid: int, after: float) -> None:
+@pytest.mark.parametrize("who", ["fetcher", server])
+def test_the_supervisor_dies_while_another_process_starts(node: Node, trouble: Trouble, who: str) -> None:
+    made = node.mount(command=TROUBLED)
     status = made.status()
-    with trouble(how):
-        os.kill(pid, signal.SIGKILL)
-        time.sleep(after)
+    with trouble("twice" if who == "fetcher" else "slow"):
+        os.kill(status.fetcher_pid if who == "fetcher" else status.server_pid, signal.SIGKILL)
+        time.sleep(0.25)
         os.kill(status.pid, signal.SIGKILL)
     until(lambda: made.status().supervisor_restarts == 1)
-
-
-def test_the_supervisor_dies_while_a_fetcher_starts(node: Node, trouble: Trouble) -> None:
-    made = node.mount(command=TROUBLED)
-    supervisor_dies_while_another_starts(made, trouble, "twice", made.status().fetcher_pid, 0.3)
-    assert made.status().fetcher_restarts == 1
+    assert made.status().fetcher_restarts == (who == "fetcher")
+    if who != "fetcher":
+        os.kill(made.status().server_pid, signal.SIGKILL)
     assert right(node, made.target)
-
-
-@pytest.mark.takeover
-def test_the_supervisor_dies_while_a_fuse_server_starts(node: Node, trouble: Trouble) -> None:
-    made = node.mount(command=TROUBLED)
-    supervisor_dies_while_another_starts(made, trouble, "slow", made.status().server_pid, 0.2)
-    os.kill(made.status().server_pid, signal.SIGKILL)
-    assert right(node, made.target, range(4))
 
 
 @pytest.fixture
@@ -469,7 +456,8 @@ def test_supervisor_and_server_dead_at_once_is_an_error_and_ends_the_fetcher(nod
     until(lambda: not alive(status.fetcher_pid), 20)
 
 
-def test_a_tree_that_is_complete_is_mounted_without_a_server(node: Node) -> None:
+@pytest.mark.parametrize("how", ["killed", "told to end"])
+def test_a_tree_that_is_complete_is_mounted_without_a_server(node: Node, how: str) -> None:
     made = node.mount(slow=False, background_fill=True, fill_quiet=0.1)
     made.ready()
     until(lambda: made.status().complete)
@@ -480,8 +468,14 @@ def test_a_tree_that_is_complete_is_mounted_without_a_server(node: Node) -> None
     status = again.status()
     assert (status.driver, status.server_pid, status.fetcher_pid) == ("local", 0, 0)
     assert status.complete
-    kill_group(status.pid)
+    if how == "killed":
+        kill_group(status.pid)
+    else:
+        os.kill(status.pid, signal.SIGTERM)
+        until(lambda: not alive(status.pid))
     assert right(node, again.target)
+    tree.attach(again.target, node.folder / "state").unmount()
+    until(node.clean)
 
 
 def test_a_detached_mount_in_use_keeps_its_server(
@@ -503,18 +497,12 @@ def test_a_detached_mount_in_use_keeps_its_server(
 
 
 def test_no_fetcher_means_errors_soon_and_recovery(node: Node, trouble: Trouble) -> None:
-    made = node.mount(command=TROUBLED)
+    """Also from the start on, which waits for none."""
     with trouble("fetcher"):
-        os.kill(made.status().fetcher_pid, signal.SIGKILL)
+        made = node.mount(command=TROUBLED)
         began = time.monotonic()
         assert read(made.target / "f00") == errno.EIO
         assert time.monotonic() - began < DEADLINE
-    until(lambda: read(made.target / "f01") == node.want("f01"), 15)
-
-
-def test_a_start_waits_for_no_fetcher(node: Node, trouble: Trouble) -> None:
-    with trouble("fetcher"):
-        made = node.mount(command=TROUBLED)
     until(lambda: read(made.target / "f01") == node.want("f01"), 15)
     assert made.status().fetcher_restarts > 0
 
@@ -600,21 +588,6 @@ def test_a_second_signal_does_not_cut_the_end_short(node: Node, monkeypatch: pyt
     until(lambda: not alive(pid), 20)
     assert (node.data.parent / "bitmap").exists()
     assert "does not finish" not in node.log
-
-
-def test_a_local_tree_that_is_mounted_is_known_after_a_signal(node: Node) -> None:
-    made = node.mount(slow=False, background_fill=True, fill_quiet=0.1)
-    made.ready()
-    until(lambda: made.status().complete)
-    made.unmount()
-    until(node.clean)
-    again = node.mount(slow=False)
-    pid = again.status().pid
-    os.kill(pid, signal.SIGTERM)
-    until(lambda: not alive(pid))
-    assert read(again.target / "f03") == node.want("f03")
-    tree.attach(again.target, node.folder / "state").unmount()
-    until(node.clean)
 
 
 def test_an_aborted_connection_is_no_reason_to_start_servers(node: Node) -> None:
