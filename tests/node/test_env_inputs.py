@@ -792,7 +792,7 @@ LED = {
     ),
     "a program before that of the system": ("nl /dev/null", "cp /bin/true {out}/v1/nl", "{out}/v1/nl is new"),
     "one of several": (
-        "[ -d {out} -a ! -f {out}/no ] && [[ -n x && -f {out}/opt ]]; :", ">{out}/opt", "{out}/opt is new",
+        "[ -d {out} -a ! -f {out}/no ] && bash -c '[[ -n x && -f {out}/opt ]]'; :", ">{out}/opt", "{out}/opt is new",
     ),
     "a file that Python looked for": ("python3 {out}/look.py", ">opt", "{work}/opt is new"),
     "a program": ("tool >env/made", "PATH={out}/v2:$PATH", "tool leads to {out}/v2/tool here, not to {out}/v1/tool"),

@@ -42,12 +42,12 @@ def test_the_sources_of_a_private_folder_are_not_named(tmp_path: Path, contained
 
 
 def test_data_behind_the_text_of_a_script_is_not_looked_into(tmp_path: Path) -> None:
-    """Red before: two bytes of it were an option with a folder, whose name no folder can have: nothing was published,
+    """Red before: two bytes of it were a list with a folder, whose name no folder can have: nothing was published,
     at each start."""
     (tmp_path / "b").mkdir()
-    text = "cc -I a -I b x.c; exit\n\0 -I c\0d"
-    found = names.looked_up([("", text)], [], {}, str(tmp_path), {f"{tmp_path}/b/x.h"}, bool, bool)
-    assert found == {f"{tmp_path}/a/x.h": ""}
+    text = "export PYTHONPATH=a:b\nexit\n\0 PYTHONPATH=c\0d:b"
+    found = names.looked_up([("", text)], [], {}, str(tmp_path), {f"{tmp_path}/b/x.py"}, bool, bool)
+    assert found == {f"{tmp_path}/a/x.py": ""}
     data = " ".join(f"x{number}*" for number in range(50))
     assert names.globbed([f"cat a.c*\n\0 {data}"], {}, str(tmp_path)) == {str(tmp_path): {"a.c*"}}
 

@@ -24,20 +24,12 @@ log = logging.getLogger(__name__)
 MOST, _WORDS = 5000, 20_000
 """Names, and words of texts that are looked at: the job waits."""
 _WORD = pattern(r"[^\s\"'`;&|<>()=,\[\]]+")
-_LOOKED_FOR = pattern(
-    r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[defrs][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
-    r"|(?m:^)[ \t]*(?:-include|sinclude)[ \t]+(\S+)|\b__has_include\w*[ \t]*\([ \t]*[\"<]([^\">\n]+)"
-    r"|\b(?:exists|isfile|open|existsSync|Path(?:::new)?(?=\([^)\n]{1,300}\)\.(?:exists|is_file|read)))"
-    r"\(\s*[\"']([^\"'\n]+)[\"']|\bEXISTS[ \t]+[\"']?([^\s\"')]+)"
-)
 _FOUND = pattern(
     r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[de][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
     r"|\b(?:exists|isdir|existsSync|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_dir)))\(\s*[\"']([^\"'\n]+)[\"']"
 )
 """Where it decides that something is there, or that it is not."""
 _RUNNABLE = pattern(r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-x[ \t]+[\"']?([^\s\"'`;&|<>()\]]+)")
-_READ = pattern(r"(?:\b(?:cat|source|cp|head|tail|read)|(?<![\w./])\.|<)[ \t]+([^\n;&|]{1,500}(?:\|\|)?)")
-"""With ``||`` or ``2>`` at its end: if it is there."""
 _ENTERED = pattern(r"\b(?:cd|pushd)[ \t]+([^\s;&|<>()`]+)")
 _REMOVES = pattern(r"\b(?:rm|find|tar|rsync|git)[ \t][^\n;&|]*")
 """Of these a pattern is no input."""
@@ -64,12 +56,9 @@ _IMPORTED = pattern(r"(?m)^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)")
 _STARTED = pattern(r"\bpython[\d.]*[ \t]+(?:-\w+[ \t]+){0,8}([^\s\"';&|]+\.py)\b")
 _SOURCES, _FOLDERS, _VALUES, _LONGEST = 20, 100, 20, 4096
 """Folders of scripts in which what they import is looked for; of a list in which something is looked for."""
-_INCLUDED = pattern(r"(?<![\w-])-(?:I|isystem|iquote|L)[ \t]*([^\s\"',;)]+)")
 _LISTS = pattern(
     r"(?m)(?:^|[;&]|\bexport)[ \t]*(?:\w*PATH[ \t]*[:?+]?=|vpath[ \t]+\S+[ \t])[ \t]*[\"']?([^\n\"';&|#]+)"
 )
-_SOURCE = (".c", ".cc", ".cpp", ".cxx", ".cu", ".m", ".S")
-"""Where a header is looked for first."""
 _PATTERNS = 20
 _OWN_FOLDER = pattern(
     r"\$\(\s*cd\s+(?:-\w\s+)?[\"']?\$\(\s*dirname[^()]*(?:\$\([^()]*\)[^()]*)?\)[\"']?((?:/[\w.]+)*)[^()]*\)"
@@ -80,18 +69,8 @@ _WORKING_FOLDER = pattern(r"\$\(\s*pwd\s*\)|`pwd`|\$\(CURDIR\)|\$\{?PWD\b\}?")
 _LOOP = pattern(r"\bfor[ \t]+(\w+)[ \t]+in[ \t]+([^;\n]{1,500})")
 _BRACES = pattern(r"(?<![\w./-])([\w./-]{0,200})\{([\w.-]*(?:,[\w.-]*){1,20})\}([\w./-]{0,200})")
 _JOINED = pattern(r"\bjoin\([^\n]{1,300}")
-_WRITES = pattern(
-    r"(?m)>>?[ \t]*[^\s;&|)]+|(?:[ \t]-[oO]|[ \t]--output|\btee(?:[ \t]+-a)?)[ =]?[^\s;&|)]+"
-    r"|\bopen\([^()\n]{1,300},\s*[\"'][wax]\S{0,2}[\"']|^[ \t]*#.*$"
-)
-"""Of these a name is no input, nor in comments."""
 _SECRET = 4
 """Characters of a value at least, of which no part of a path is shown."""
-_FILE = re.compile(
-    r"[\w@+-][\w.@+-]*\.(?:txt|in|ya?ml|json|toml|cfg|ini|conf|config|env|properties|xml|csv|tsv|lock|list|sh|bash|zsh|py|mk"
-    r"|cmake|h|hpp|patch|diff|pth|pem|crt|whl|zip|tar|tgz|gz|xz|zst)|\.[a-z][\w-]*rc|\.env(?:\.\w+)?"
-)
-"""A name that can be nothing else than that of a file which decides something."""
 _NO_NAME = pattern(r"/__pycache__/|/\.git/|/\w[\w+.-]*:/")
 """Byte code, whose source counts; what git keeps, whose branches and tags do; a URL that was tried as a path."""
 BESIDE = {
@@ -119,11 +98,10 @@ def looked_up(
     counts: Callable[[str], bool],
     is_old: Callable[[str], bool],
 ) -> dict[str, str]:
-    """Name -> where it leads, for a program that was ``started`` or a link in a path; empty for a file that ``scripts``
-    ask for, or that would be found before one that was ``read``, and that is not there. With a `?` before it: a program
-    that they ask for; with a `!` a path that they find. ``counts``: whether a path may be an input; ``is_old``: whether
-    it is there, and not by the command.
-    Each script comes with its folder, empty for what the command has made."""
+    """Name -> where it leads, for a program that was ``started`` or a link in a path; empty for a module that would be
+    found before one that was ``read``, and that is not there. With a `?` before it: a program that ``scripts`` ask for;
+    with a `!` a path that they find. ``counts``: whether a path may be an input; ``is_old``: whether it is there, and
+    not by the command. Each script comes with its folder, empty for what the command has made."""
     found, above = dict[str, str](), _folders(read)
     homes, given = zip(*scripts, strict=True)
     texts, known = _plain(given, env, work)
@@ -138,23 +116,7 @@ def looked_up(
         if real != path and (real in read or real in above or (os.path.islink(path) and counts(path))):
             found[path] = real
     works = [*dict.fromkeys([*_works(texts, known, work), *filter(None, dict.fromkeys(homes))])][: 2 * _SOURCES]
-    parts = (part for text in texts for part in _READ.findall(text) if part.endswith("||") or "2>" in part)
-    may_fail = [
-        word
-        for part in parts
-        for word in _WORD.findall(part)
-        if re.search(r"[./]\w", word) and not may_be_secret("", word)
-    ]
-    is_file = lambda word: _FILE.fullmatch(os.path.basename(word)) and not may_be_secret("", word)  # noqa: E731
-    stated = (_WRITES.sub(" ", _REMOVES.sub("", text)) for text, home in zip(texts, homes, strict=True) if home)
-    named = filter(is_file, _words(stated, _WORD))
-    vain = (
-        _whole(_words(texts, _LOOKED_FOR), known, works),
-        _whole(may_fail, known, works),
-        _before(texts, known, work, read),
-        _whole(named, known, works),
-    )
-    for path in itertools.chain(*(itertools.islice(one, MOST) for one in vain)):
+    for path in itertools.islice(_before(texts, known, work, read), MOST):
         if counts(path) and counts(f"{path}/.") and not os.path.exists(path):
             found[path] = ""
             if len(found) >= MOST:
@@ -185,7 +147,7 @@ def in_vain(
         if above & {*absent, *made} or path in made or not counts(path) or not counts(f"{path}/."):
             continue
         is_shown = not any(value in path for value in hidden) and not may_be_secret("", path)
-        if is_shown and not _NO_NAME.search(path) and not os.path.lexists(path):
+        if is_shown and not _NO_NAME.search(path) and not os.path.exists(path):
             yield path
             if path.startswith(f"{home.rstrip('/')}/") and not path.startswith(f"{work}/"):
                 yield f"~{path[len(home.rstrip('/')) :]}"
@@ -278,11 +240,10 @@ def listed(texts: Iterable[str], env: Mapping[str, str], work: str, folders: Col
 
 
 def _before(texts: list[str], known: Mapping[str, list[str]], work: str, read: Collection[str]) -> Iterator[str]:
-    """Where a module, header or library may lie that would be taken instead of one that was ``read``, or of none."""
+    """Where a module may lie that would be taken instead of one that was ``read``, or of none: Python lists folders,
+    and does not look for each name."""
     lists = [value.split(":") for name, values in known.items() if decides(name) for value in values if ":" in value]
     lists += [re.split(r"[\s:]+", found) for text in texts for found in _LISTS.findall(text)]
-    sources = dict.fromkeys(os.path.dirname(path) for path in sorted(read) if path.endswith(_SOURCE))
-    lists.append([*sources, *(folder for text in texts for folder in _INCLUDED.findall(text))])
     for folders in ([*dict.fromkeys(filter(None, one))][:_FOLDERS] for one in lists):
         folders = [*map(os.path.realpath, _whole(folders, known, [work]))]
         for number, folder in enumerate(folders[1:], 1):

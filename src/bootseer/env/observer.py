@@ -119,7 +119,7 @@ class Observer:
             try:
                 self._lookups.begin()
             except OSError as exc:
-                log.warning("files that the command looks for in vain count only where texts name them: %s", exc)
+                log.warning("files that the command looks for in vain are not known, and do not count: %s", exc)
 
     def _settle(self, opens: Opens) -> None:
         """What counts of what was opened, and whether it is still as it was, before the job may write."""
