@@ -49,7 +49,7 @@ BENCHMARKS = {
     "checkpoint": Benchmark("bench.checkpoint.checkpoint", "resuming and saving: mount, torch, shared reads; vanilla",
                             "30 minutes, quick 5", "root, Hadoop, 10 GB of memory", peers=("fuse",)),
     "cluster": Benchmark("bench.cluster.cluster", "one job on many nodes at once: ordinary, strongest, bootseer",
-                         "2 hours, quick 5 minutes", "root, registry, Hadoop, containerd", peers=("nydus",)),
+                         "3 hours, quick 5 minutes", "root, registry, Hadoop, containerd", peers=("nydus",)),
     "start": Benchmark("bench.cluster.start", "what the order of a start's bytes is worth, in the small demo",
                        "10 minutes, quick 3", "root"),
     "turn": Benchmark("bench.cluster.turn", "what it is worth that a checkpoint waits, in the full demo",

@@ -32,7 +32,7 @@ COMMANDS = {
     "cluster-known": "bench cluster --rate 50 --scenario bench/cluster/known/cold.toml --scenario alone "
     "--scenario bench/cluster/known/hot.toml --scenario registry --scenario mirror "
     "--scenario bench/cluster/known/slow-node.toml",
-    "cluster-size": "bench cluster --nodes 4 --rate 50 --scenario bench/cluster/known/size.toml",
+    "cluster-size": "bench cluster --nodes 16 --rate 50 --scenario size",
     "checkpoint": "bench checkpoint --parts local,save,frozen,resume,once,sharing,free",
     "checkpoint-quick": "bench checkpoint --quick --parts resume --runs 5",
     "checkpoint-tensors": "bench checkpoint --quick --parts small,tensors --runs 5",

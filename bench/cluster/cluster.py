@@ -11,7 +11,7 @@ environment and checkpoint already on them. The bound of a start is the larger o
 ``ordinary``: containerd pulls, pip installs, Hadoop's client copies. ``strongest``: nydus with a prefetch table (or
 containerd where it is not built), uv with a full cache that all nodes share at no cost, hdfs-native. ``first`` and
 ``again``: bootseer, knowing nothing of the job and after it has started before; ``first-uv``: the former with uv as
-``strongest`` has it. Scenarios are files of bench/scenarios.
+``strongest`` has it. Scenarios are files of bench/cluster/scenarios.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ import logging
 import os
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
 import msgspec
+import numpy
 
 from bench.cluster import started
 from bench.cluster.figures import compute
@@ -54,6 +57,7 @@ PROGRAMS = {
 """What is run as bootseer by starts that are not ours, or not with all of it."""
 STAGES = ("image", "env", "init")
 _SETTLE_SECONDS = 300.0
+_LOOK_SECONDS = 0.02
 _OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
 """Begins the command line of a node: what it mounts is not in the containers of others, which would keep it in use."""
 _BEFORE = Scenario(about="A start that is not measured")
@@ -93,7 +97,7 @@ class Fleet:
             self._fleet("first", msgspec.structs.replace(_BEFORE, nodes=scenario.nodes))
         if variant == "local" and "ordinary" not in self._there:  # its image is containerd's
             self._fleet("ordinary", _BEFORE)
-        if variant != "local" and scenario.kept != "none" and _way(variant) not in self._there:
+        if variant != "local" and scenario.kept and _way(variant) not in self._there:
             self._fleet(variant, _BEFORE)
 
     def _fleet(self, variant: str, scenario: Scenario) -> Run:
@@ -102,18 +106,14 @@ class Fleet:
             self._known = False
             forget_starts(self.site.store)
         nodes = range(scenario.nodes or len(self.cluster.nodes))
-        empty = {"none": nodes, "all but one": nodes[1:2], "all": nodes[:0]}[scenario.kept]
-        for node in empty if variant != "local" else ():
+        for node in nodes if variant != "local" and not scenario.kept else ():
             self._clean(variant, node)
         os.sync()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.cluster.slow_node(scenario.slow_node))
-            stack.enter_context(self.cluster.hadoop.slowed(0, scenario.slow_datanode))
-            stack.enter_context(self.cluster.busy_registry(scenario.registry_readers))
             pool = stack.enter_context(ThreadPoolExecutor(len(nodes)))
-            before, cpu = self.cluster.moved(), _cpu_seconds()
+            before, load = self.cluster.moved(), stack.enter_context(_Load())
             done = list(pool.map(lambda node: self._start(variant, scenario, node), nodes))
-            used = _cpu_seconds() - cpu
             moved = {name: count - before[name] for name, count in self.cluster.moved().items()}
         workplace.await_end(self.work / self.way / _way(variant), _SETTLE_SECONDS)
         self._there.add(_way(variant))
@@ -121,7 +121,7 @@ class Fleet:
         wanted = self.cluster.parts.reference_losses
         if not all(starts.same_losses(wanted, one.losses) for one in done):
             raise DataError(f"{variant}: a node's losses are not those of the run that wrote the checkpoint")
-        return self._run(scenario, done, moved, used)
+        return self._run(scenario, done, moved, load)
 
     def _start(self, variant: str, scenario: Scenario, number: int) -> Measured:
         node = self.cluster.nodes[number]
@@ -151,7 +151,7 @@ class Fleet:
             program=PROGRAMS.get(variant, BOOTSEER),
         )
 
-    def _run(self, scenario: Scenario, done: list[Measured], moved: dict[str, int], cpu: float) -> Run:
+    def _run(self, scenario: Scenario, done: list[Measured], moved: dict[str, int], load: _Load) -> Run:
         hot = scenario.cycle == "hot"
         seconds = [one.seconds - (one.record.stages["image"] if hot else 0.0) for one in done]
         ran = sum(str(one.record.env.get("how", "")).startswith("ran") for one in done)
@@ -165,7 +165,8 @@ class Fleet:
             stages={name: round(max(one.record.stages.get(name, 0.0) for one in done), 3) for name in STAGES},
             details={
                 "nodes": [round(one, 3) for one in seconds],
-                "cpu_seconds": round(cpu, 1),
+                "cpu_seconds": round(load.cpu[-1] - load.cpu[0], 1),
+                "stage_cpu": load.by_stage(done[0]) if len(done) == 1 else {},
                 "links_seconds": round(self.cluster.bound(moved, ready), 3),
                 "node_bytes": max(ready),
                 "ready_bytes": ready,
@@ -203,9 +204,40 @@ def _whole(told: Mapping[str, object], *names: str) -> int:
     return sum(int(str(told.get(name, 0))) for name in names)
 
 
-def _cpu_seconds() -> float:
-    user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
-    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+class _Load(threading.Thread):
+    """Processor seconds of the whole machine, looked at all the time until it is left."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._over = threading.Event()
+        self.times, self.cpu = list[float](), list[float]()
+
+    def __enter__(self) -> _Load:
+        self._note()
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._over.set()
+        self.join()
+        self._note()
+
+    def run(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            self._note()
+
+    def _note(self) -> None:
+        user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
+        self.times.append(time.time())
+        self.cpu.append((user + nice + system) / os.sysconf("SC_CLK_TCK"))
+
+    def by_stage(self, alone: Measured) -> dict[str, float]:
+        """What was used before the first stage and in each, of a start that had the machine for itself."""
+        marks = [self.times[0], alone.report.started_ns / 1e9]
+        for name in STAGES:
+            marks.append(marks[-1] + alone.record.stages.get(name, 0.0))
+        used = numpy.diff(numpy.interp(marks, self.times, self.cpu))
+        return {name: round(float(one), 3) for name, one in zip(("before", *STAGES), used, strict=True)}
 
 
 def _run(options: Options, report: Report) -> None:

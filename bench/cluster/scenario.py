@@ -1,4 +1,4 @@
-"""What a start of bench/cluster is like: one TOML file of bench/scenarios."""
+"""What a start of bench/cluster is like: one TOML file of bench/cluster/scenarios."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """``first``: bootseer, where nothing is known of the job yet; ``first-uv``: the same with the set-up command of
     ``strongest``; ``again``: where it has started before; ``strict``: the same, but its checkpoint waits for the hot
     blocks of the image however late they are. ``local`` comes by itself after ``ordinary``."""
-    kept: Literal["none", "all", "all but one"] = "none"
-    """The nodes that have what the start before has left on them."""
+    kept: bool = False
+    """The nodes have what the start before has left on them."""
     cycle: Literal["cold", "hot"] = "cold"
     """Hot: the image stage does not count, as in a restart inside of a job's containers."""
     slow_node: Share = 1.0
     """What the link of one node carries of what it should."""
-    slow_datanode: Share = 1.0
     store: Store = "hdfs"
     """Where image and snapshot come from: ``hdfs``; ``registry``, which each node asks; ``mirror``, a cache of
     that registry with a link of its own, which the nodes ask first. The checkpoint is in HDFS always."""
@@ -40,8 +39,6 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """So many of the cluster's nodes start; 0: all."""
     sizes: tuple[Annotated[int, msgspec.Meta(ge=1, le=64)], ...] = ()
     """The scenario once for each of these ``nodes`` that the cluster has, under the name ``NAME-SIZE``."""
-    registry_readers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
-    """Clients that are none of the job's and read from the registry all the time."""
 
 
 def of_sizes(scenario: Scenario, most: int) -> list[Scenario]:
@@ -52,7 +49,7 @@ def of_sizes(scenario: Scenario, most: int) -> list[Scenario]:
 
 
 def load(named: str) -> Scenario:
-    """The scenario of a file, or of that name in bench/scenarios. Raises `NotFoundError` or `ConfigError`."""
+    """The scenario of a file, or of that name in bench/cluster/scenarios. Raises `NotFoundError` or `ConfigError`."""
     path = Path(named) if named.endswith(".toml") else FOLDER / f"{named}.toml"
     try:
         given = tomllib.loads(path.read_text())

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from support import devcache
 from support.netns import Node
 from support.registry import DockerRegistry, without_tls
 from support.registrycache import RegistryCache
-from support.service import service
 from support.shapedhdfs import ShapedHadoop
 
 WORKLOAD = Workload(
@@ -36,13 +34,6 @@ DATANODES = 4
 Say = Callable[[str], None]
 _MBIT = 1e6 / 8
 _UNLIMITED = 20_000
-_READER = """
-import sys, urllib.request
-while True:
-    with urllib.request.urlopen(sys.argv[1]) as answer:
-        while answer.read(1 << 20):
-            pass
-"""
 
 
 def cache() -> Path:
@@ -71,9 +62,9 @@ class Cluster:
     ) -> None:
         self.parts, self.work, self.rate, self.say, self._compared = parts, work, rate, say, compared
         self.hadoop = ShapedHadoop(
-            work / "hdfs", prefix, subnet, datanodes=DATANODES, mib_per_s=rate * _MBIT / 2**20, clients=nodes + 4
+            work / "hdfs", prefix, subnet, datanodes=DATANODES, mib_per_s=rate * _MBIT / 2**20, clients=nodes + 3
         )
-        *self.nodes, self._registry, self._mirror, self._index, self._others = self.hadoop.network.clients
+        *self.nodes, self._registry, self._mirror, self._index = self.hadoop.network.clients
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Cluster:
@@ -165,18 +156,6 @@ class Cluster:
             yield
         finally:
             self._limit(self.nodes[0], 1.0)
-
-    @contextlib.contextmanager
-    def busy_registry(self, readers: int) -> Iterator[None]:
-        """So many clients that are none of the job's read the largest blob of the registry again and again."""
-        blobs = (self.parts.registry / "docker/registry/v2/blobs/sha256").glob("*/*/data")
-        digest = max(blobs, key=lambda path: path.stat().st_size).parent.name
-        url = f"http://{self.registry}/v2/{self.parts.repository}/blobs/sha256:{digest}"
-        with contextlib.ExitStack() as stack:
-            for number in range(readers):
-                argv = self._others.argv([sys.executable, "-c", _READER, url])
-                stack.enter_context(service(argv, self.work / f"reader{number}.log"))
-            yield
 
     def _limit(self, node: Node, share: float) -> None:
         node.limit(self.rate * share)

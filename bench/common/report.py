@@ -6,6 +6,7 @@ of its target says whether small or large is good. A variant that could not run 
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import re
@@ -52,6 +53,8 @@ class Report(msgspec.Struct, kw_only=True):
     name: str
     schema: int = 1
     commit: str = ""
+    date: str = ""
+    """UTC, as 2026-11-28: of the measurement, or of the day when its report was recorded."""
     machine: dict[str, str | int | float] = {}
     argv: list[str] = []
     runs: list[Run] = []
@@ -77,7 +80,9 @@ class Report(msgspec.Struct, kw_only=True):
 
 def new(name: str) -> Report:
     """A report of this machine and this command line, without runs yet."""
-    return Report(name=name, commit=commit(Path(__file__).resolve().parent), machine=_machine(), argv=sys.argv[1:])
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    here = Path(__file__).resolve().parent
+    return Report(name=name, commit=commit(here), date=today, machine=_machine(), argv=sys.argv[1:])
 
 
 def commit(here: Path) -> str:

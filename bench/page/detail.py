@@ -38,8 +38,8 @@ def section(name: str, report: Report) -> Iterator[str]:
     machine = report.machine
     yield f"\n## {name}\n"
     yield (
-        f"`{command(report)}`, commit `{report.commit}`, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"kernel {machine['kernel']}. Raw runs: `bench/results/{name}.json`.\n"
+        f"`{command(report)}`, {report.date}, commit `{report.commit}`, {machine['cores']} cores,"
+        f" {machine['memory_gib']} GiB, kernel {machine['kernel']}. Raw runs: `bench/results/{name}.json`.\n"
     )
     if (parts := PARTS_OF.get(report.name.removesuffix("-quick"))) is not None and (rows := list(parts(report.runs))):
         yield from [*rows, ""]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -62,12 +62,10 @@ def _light(known: Report, wide: Report) -> Job:
         _of_cluster(alone, known, size), _of_cluster(many, known), _of_cluster(good(wide, "cold:again"), wide),
         _of_cluster(pulled, known, store="registry"), _of_cluster(cached, known, store="mirror"),
     ]  # fmt: skip
-    sent = _middle(many, lambda run: run.bytes["datanodes"] / nodes)
     return Job(
         about="a light job with numpy, sympy and OpenCV and a checkpoint of 32 MiB",
         reports=["cluster-known", "cluster"], datanodes=DATANODES, cores=int(known.machine["cores"]), turn=TURN_SECONDS,
-        crowding=round(again[1].cpu_seconds / again[0].cpu_seconds, 3), repeats=round(sent / one - 1, 3),
-        starts={"local": [_of_cluster(local, known)], "again": again},
+        **_of_many(alone, many), starts={"local": [_of_cluster(local, known)], "again": again},
     )  # fmt: skip
 
 
@@ -85,7 +83,19 @@ def _sizes(light: Job, sizes: Report) -> Job:
         )
         size = {"image": int(hot), "env": int(one - hot - checkpoint), "init": int(checkpoint)}
         again[0] = msgspec.structs.replace(again[0], size=size)
+        light = msgspec.structs.replace(light, **_of_many(groups[0], groups[-1]))
     return msgspec.structs.replace(light, reports=["cluster-size"], starts={**light.starts, "again": again})
+
+
+def _of_many(alone: Sequence[Run], many: Sequence[Run]) -> dict[str, float]:
+    """What many nodes use and ask for beyond what one does."""
+
+    def more(of: Callable[[Run], float], one: Callable[[Run], float]) -> float:
+        return _middle(many, lambda run: of(run) / len(run.details["nodes"])) / _middle(alone, one)
+
+    used = more(lambda run: run.details["cpu_seconds"], lambda run: run.details["cpu_seconds"])
+    sent = more(lambda run: run.bytes["datanodes"], lambda run: run.details["node_bytes"])
+    return {"crowding": round(used, 3), "repeats": round(sent - 1, 3)}
 
 
 def _ready(run: Run) -> float:
@@ -113,6 +123,10 @@ def _of_cluster(
         stages={name: round(statistics.median(_usual(run)[name] for run in runs), 3) for name in STAGES},
         size={name: int(count) for name, count in size.items()},
         cpu_seconds=_middle(runs, lambda run: run.details["cpu_seconds"] / nodes),
+        stage_cpu={
+            name: statistics.median(run.details["stage_cpu"][name] for run in runs)
+            for name in runs[0].details.get("stage_cpu", {})
+        },
         spread=sorted(round(ratio, 3) for ratio in ratios),
     )  # fmt: skip
 
@@ -178,13 +192,20 @@ def page(text: str, reports: dict[str, Report]) -> str:
     """The page with its tables anew."""
     assumed = "\n".join(f"- {line}" for line in ASSUMED)
     known = jobs(reports)
-    shown = "\n".join(dict.fromkeys(line for name in ("sizes", "light") for line in rows(known[name])))
+    newest = {_place(one) for one in known["sizes"].starts["again"]}
+    shown = "\n".join([*rows(known["sizes"], set()), *rows(known["light"], newest)])
     return _BETWEEN.sub(lambda _: f"{assumed}\n\n## Beside what was measured\n{_HEAD}{shown}\n", text)
 
 
-def rows(job: Job) -> Iterator[str]:
-    """Of the page's table."""
+def _place(one: Measured) -> tuple[int, float, str]:
+    return one.nodes, one.rate_mbit, one.store
+
+
+def rows(job: Job, known: Container[tuple[int, float, str]]) -> Iterator[str]:
+    """Of the page's table, but for starts that are ``known``."""
     for one, stage, measured, model in compared(job):
+        if _place(one) in known:
+            continue
         off = model / measured - 1
         told = "yes" if abs(off) <= WITHIN else "**no**"
         where = f"| {one.nodes} | {one.rate_mbit:g} | {one.store} | {stage}"

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import itertools
 import random
+import re
 import tarfile
 
 import msgspec
@@ -57,7 +58,7 @@ def test_every_part_of_shared_reads():
     report.runs += [Run(variant=name, n=1, seconds=took) for name, took in seconds.items()]
     said = []
     checkpoint_figures.compute(report, said.append)
-    assert {figure.name: figure.value for figure in report.figures} == {"gain_two_reads": 10.0, "gain_buckets": 25.0}
+    assert {one.name: one.value for one in report.figures} == {"gain_two_reads": 10.0, "gain_many_buckets": 25.0}
 
 
 def test_figures_of_checkpoint():
@@ -100,6 +101,8 @@ def test_a_variant_that_cannot_run_is_listed_once(tmp_path):
 def test_scenarios_of_cluster(tmp_path):
     names = scenario.names()
     assert names[0] == "cold"
+    runs = {run.variant for name, one in reports.load().items() if name.startswith("cluster") for run in one.runs}
+    assert set(names) <= {re.sub(r"(-\d+)?:.*", "", variant) for variant in runs}, "none is on record"
     assert {name: scenario.load(name).name for name in names} == {name: name for name in names}
     own = tmp_path / "mine.toml"
     own.write_text('about = "mine"\nslow_node = 0.5\n')
@@ -136,7 +139,7 @@ def test_figures_of_cluster():
     cluster_figures.compute(report, said.append)
     assert {figure.name: (figure.value, figure.met) for figure in report.figures} == {
         "overhead_vs_ordinary": (0.1, True),
-        "again_vs_bound": (1.25, True),
+        "last_vs_bound": (1.25, True),
         "registry_egress_hot_sets": (2.5, False),
         "setup_runs": (2, False),
         "index_requests_vs_one_node": (2.0, False),
@@ -160,11 +163,16 @@ def test_a_first_start_with_the_command_of_the_other_tools_is_told_beside_that_w
         demo.runs.append(Run(variant=variant, n=1, seconds=seconds))
     assert not [line for line in overview.table(found, "") if "uv" in line]
     demo.runs.append(Run(variant="first-uv", n=1, seconds=30.0))
-    assert [
-        line for line in overview.table(found, "") if "uv as they have it: a job with torch on one node 30 s" in line
-    ]
+    assert "With that uv they take less: a job with torch on one node 30 s." in "".join(overview.table(found, ""))
     row = "- a job with torch on one node: first step: first start 54 s (30 s with uv as they have it)"
     assert f"{row}; best other tools 36 s." in overview.losses(found)
+
+
+def test_each_report_says_when_and_of_which_commit_it_was_made():
+    for name, report in reports.load().items():
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", report.date), name
+        assert report.commit, name
+        assert f"{report.date}, commit `{report.commit}`" in "".join(detail.section(name, report))
 
 
 def test_a_page_names_the_nodes_of_a_cluster():
@@ -188,9 +196,8 @@ def test_each_missed_target_has_a_reason_and_each_reason_a_missed_target():
 
 
 def test_a_figure_that_two_reports_have_is_told_once():
-    for one in reports.SCENARIOS:
-        names = [figure.name for _, figure in reports.figures(one, reports.load())]
-        assert len(names) == len(set(names))
+    names = [figure.name for one in reports.SCENARIOS for _, figure in reports.figures(one, reports.load())]
+    assert [name for name in set(names) if names.count(name) > 1] == []
 
 
 def test_the_first_screen_says_what_was_not_measured_and_where_others_are_quicker():

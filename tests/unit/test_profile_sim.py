@@ -128,6 +128,19 @@ def test_cores_that_all_share_do_all_the_work() -> None:
     assert max(simulate(way, Site(), 8).ready) == pytest.approx(3.0)
 
 
+def test_of_a_stage_that_waits_only_the_work_shares_cores_and_one_that_ran_on_both_takes_both() -> None:
+    last = Stage(name="init")
+    waits = Way(name="w", stages=(Stage(name="env", seconds=2.0, cpu=0.5), last))
+    both = Way(name="w", stages=(Stage(name="image", seconds=1.0, cpu=2.0), last))
+    for way, nodes, crowding, seconds in (
+        (waits, 1, 1.5, 2.0), (waits, 8, 1.0, 1.5 + 2.0), (waits, 8, 1.5, 1.5 + 3.0),
+        (both, 1, 1.5, 1.0), (both, 8, 1.0, 8.0), (both, 8, 1.5, 8.0),
+    ):  # fmt: skip
+        made = simulate(way, Site(shared_cores=2, crowding=crowding), nodes)
+        assert max(made.ready) == pytest.approx(seconds, rel=0.03), (way, nodes, crowding)
+    assert max(simulate(waits, Site(), 8).ready) == pytest.approx(2.0)
+
+
 def test_whole_starts_that_the_links_decide_are_within_a_tenth() -> None:
     off = {
         (one.nodes, one.store): model / seconds - 1

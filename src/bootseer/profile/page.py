@@ -99,8 +99,9 @@ def body(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
         "<h2>Who did what when</h2>",
         legend([stage.stage for stage in report.stages], "waiting for others"),
         _gantt(report, line, parts),
-        "<p class='faint'>A row is a node, of which its slowest rank is drawn; those with the most own work are on top"
-        f"{', each for itself and (+N) with less' if len(report.nodes) > MAX_ROWS else ''}. Empty: no span.</p>",
+        "<p class='faint'>A row is a node, of which its slowest rank is drawn; those with the most own work are on top."
+        f"{' A row with (+N) stands for N more nodes, which have less.' if len(report.nodes) > MAX_ROWS else ''}"
+        " Where a row is empty its node has no span.</p>",
         "<h2>Node by stage</h2>",
         "<p class='faint'>Own work in seconds, of the slowest rank. The darker, the longer against the stage's median; "
         "<b>!</b> marks a straggler.</p>",
@@ -214,7 +215,16 @@ def _stages(report: JobReport) -> str:
         for stage in report.stages
     ]  # fmt: skip
     rows.append(("between stages", f"{report.gap_seconds:.1f}", "", "", "", "", "", ""))
-    head = ("stage", "seconds", f"own {_text(unit)}", "waiting", "median", "max", "max/median", "slowest")
+    head = (
+        "stage",
+        "seconds",
+        f"own {_text(unit)}",
+        f"waiting {_text(unit)}",
+        "median s",
+        "max s",
+        "max/median",
+        "slowest",
+    )
     return _rows(head, rows)
 
 
@@ -291,7 +301,7 @@ def _table(report: JobReport) -> str:
         rows.append([*row, _seconds(node.ready)])
     left = len(report.nodes) - len(nodes)
     more = f"<p>{left} nodes with less own work are left out.</p>" if left else ""
-    return _rows(["node", *(_text(stage.stage) for stage in stages), "ready after"], rows) + more
+    return _rows(["node", *(_text(stage.stage) for stage in stages), "ready after s"], rows) + more
 
 
 def _seconds(value: float | None) -> str:

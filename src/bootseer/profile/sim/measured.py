@@ -21,7 +21,8 @@ _SOURCES: dict[str, Source] = {"image": "registry", "env": "index", LAST: "file"
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Medians over ``runs`` starts on ``nodes`` nodes: seconds until the last one is ready; of each stage on the
-    slowest node; bytes that one node got for each stage; processor seconds of one node, 0 where nobody counted them."""
+    median node; bytes that one node got for each stage; processor seconds of one node, 0 where nobody counted them, and
+    of these those in each stage, where the node was alone."""
 
     nodes: int
     runs: int
@@ -31,6 +32,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     store: str = "hdfs"
     size: dict[str, int] = {}
     cpu_seconds: float = 0.0
+    stage_cpu: dict[str, float] = {}
     spread: list[float] = []
     """Seconds of each node by those of the median one."""
 
@@ -122,9 +124,10 @@ def _plain(one: Measured) -> Way:
 def _lazy(job: Job, one: Measured) -> Way:
     """Image and environment are there before their bytes."""
     stages = [
-        Stage(name=name, source="hot", size=one.size.get(name, 0), seconds=one.stages[name], later=True)
+        Stage(name=name, source="hot", size=one.size.get(name, 0), seconds=one.stages[name],
+              cpu=one.stage_cpu.get(name), later=True)
         for name in ("image", "env")
-    ]
+    ]  # fmt: skip
     last = Stage(name=LAST, source="stripes", size=one.size.get(LAST, 0))
     own = job.starts["local"][0].cpu_seconds
     return Way(name="bootseer", before=_before(one), turn=job.turn, stages=_paced([*stages, last], one, own, job.pace))
@@ -137,7 +140,7 @@ def _before(one: Measured) -> float:
 def _paced(stages: list[Stage], one: Measured, own: float, pace: float = 0.0) -> tuple[Stage, ...]:
     """With the processor time that is in no stage's work, spread over the bytes."""
     if one.cpu_seconds and (size := sum(stage.size for stage in stages)):
-        work = own + _before(one) + sum(stage.seconds for stage in stages)
+        work = own + _before(one) + sum(stage.seconds if stage.cpu is None else stage.cpu for stage in stages)
         pace = max(0.0, one.cpu_seconds - work) / size
     return tuple(
         replace(stage, pace=pace) if stage.source != "stripes" or one.cpu_seconds else stage for stage in stages

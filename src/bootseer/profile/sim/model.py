@@ -8,6 +8,7 @@ lies in HDFS has its replicas on DataNodes that the seed draws, whatever the num
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -37,7 +38,9 @@ own, so that pieces are as coarse as many nodes make them and load all servers a
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage on one node: ``size`` bytes from ``source``, then ``seconds`` of work. Each byte takes ``pace`` seconds
-    of a processor. ``later``: the bytes come behind the stage, and the last stage waits for them."""
+    of a processor. ``later``: the bytes come behind the stage, and the last stage waits for them. ``cpu``: processor
+    seconds of that work (not of the last stage), which count where nodes share cores: with fewer than ``seconds`` the
+    rest is waiting, more ran on several cores at once. None: as many."""
 
     name: str
     seconds: float = 0.0
@@ -45,6 +48,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     source: Source = ""
     pace: float = 0.0
     later: bool = False
+    cpu: float | None = None
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,13 +229,13 @@ class _Start:
         for stage in first:
             began = self._env.now
             if stage.later:
-                yield from self._work(stage.seconds * slow)
+                yield from self._done(stage, slow)
                 later.append(self._env.process(self._stream(node, stage)))
                 if fetched is None and self._way.turn:
                     fetched = self._env.process(self._in_turn(node, last, later[0]))
             else:
                 yield from self._stream(node, stage)
-                yield from self._work(stage.seconds * slow)
+                yield from self._done(stage, slow)
             self._took[stage.name][node] = self._env.now - began
         began = self._env.now
         beside = self._env.process(self._work(self._way.beside * slow)) if self._cores else None
@@ -273,6 +277,18 @@ class _Start:
             if done > self._env.now:
                 yield self._env.timeout(done - self._env.now)
             yield from self._work(work)
+
+    def _done(self, stage: Stage, slow: float) -> Events:
+        """The work of a stage: what it waits for, then what it does, on as many cores as it had alone."""
+        if self._cores is None or stage.cpu is None or not stage.seconds:
+            yield from self._work(stage.seconds * slow)
+            return
+        side = max(1, math.ceil(stage.cpu / stage.seconds))
+        yield self._env.timeout(max(0.0, stage.seconds - stage.cpu / side) * slow)
+        each = stage.cpu / side * slow
+        if side >= self._cores.capacity:  # it had them busy when it was measured
+            each /= self._site.crowding
+        yield self._env.all_of([self._env.process(self._work(each)) for _ in range(side)])
 
     def _work(self, seconds: float) -> Events:
         if seconds <= 0:

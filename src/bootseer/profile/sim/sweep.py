@@ -39,7 +39,7 @@ ASSUMED = (
     "What a stage of one node takes beyond its bytes is work, and work does not grow with the size of the job.",
     "A checkpoint is one file of so many stripes, read whole by each node; image and environment are a hot pack each.",
     "Replicas lie on DataNodes drawn at random; a node asks the least busy of three that it compares.",
-    "NameNode, and discs of DataNodes and of the registry, answer at once: no report has their service times.",
+    "NameNode, and disks of DataNodes and of the registry, answer at once: no report has their service times.",
     "Nothing fails. Collective operations (dist_init) take what they took on few nodes.",
 )
 
