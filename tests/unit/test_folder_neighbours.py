@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -11,11 +12,14 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from bootseer.backends.folder import FolderBackend
 from bootseer.backends.open import open_storage
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.objects import open_store
 from bootseer.stripefs import layout, open_fs
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.localcopy import replaced, written
+from bootseer.stripefs.maintenance import scan
 from support import forked, neighbour
 from support.startups import StartUp
 
@@ -267,3 +271,17 @@ def test_a_user_replaces_a_neighbours_link_and_nothing_behind_it() -> None:
         assert (shared / "mine").read_text() == "precious"
         assert (shared / "out").read_text() == "new"
         assert not (shared / "out").is_symlink()
+
+
+def test_links_to_folders_that_they_lie_in_are_no_paths_without_end(tmp_path: Path) -> None:
+    """A tenant had root's `fs fsck`, `fs cp` and `fs get` walk for ever: 2^40 paths. Links to elsewhere still count."""
+    (tmp_path / "store/a/b").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    for folder in ("store/a/b", "other"):
+        (tmp_path / folder / "file").touch()
+    for name, target in {"one": ".", "two": "..", "three": "../../store/a", "away": "../../other"}.items():
+        (tmp_path / "store/a" / name).symlink_to(target)
+    (tmp_path / "store/a/b/again").symlink_to("..")
+    backend = FolderBackend(tmp_path / "store")
+    assert [path for path, _ in itertools.islice(commit.walk(backend, ""), 1000)] == ["a/away/file", "a/b/file"]
+    assert len([*itertools.islice(scan.walk(backend, ""), 1000)]) == 4

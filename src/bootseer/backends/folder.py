@@ -321,14 +321,29 @@ class FolderBackend(Backend):
         return sorted(found)
 
     def _linked(self, path: str, entry: os.DirEntry[str]) -> Entry:
-        """What a link leads to; the link itself where it is not followed: only who opens it cannot go on."""
+        """What a link leads to; the link itself where it is not followed: only who opens it cannot go on. A folder that
+        it lies in counts as not there: with two such links there are paths without end."""
         try:
-            return self.stat(path)
+            if (found := self.stat(path)).is_dir and self._leads_back(path):
+                log.warning("%s leads back to a folder that it lies in, and is passed over", self._path(path))
+                raise NotFoundError(f"{path} leads back to a folder that it lies in")
+            return found
         except NotFoundError:
             raise
         except BootseerError as exc:
             log.warning("%s", exc.message)
             return Entry(entry.name, 0, False, entry.stat(follow_symlinks=False).st_mtime)
+
+    def _leads_back(self, path: str) -> bool:
+        above = [path.rpartition("/")[0]]
+        while above[-1]:
+            above.append(above[-1].rpartition("/")[0])
+        with self._found("look up", path), contextlib.ExitStack() as stack:
+            own, *others = (
+                os.fstat(stack.enter_context(descriptor(self._open(self._path(one), os.O_PATH))))
+                for one in (path, *above)
+            )
+            return any(os.path.samestat(own, one) for one in others)
 
     def open(self, path: str, *, pinned: bool = False) -> _Source:
         with self._found("open", path) as where:
