@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ WAYS = {
         "python3 -c 'import os, threading as t; t.Thread(target=os.path.exists, args=[\"{0}/no\"]).start()'",
         "no",
     ),
+    "by a thread that becomes another program": (
+        'python3 -c \'import os, threading as t; a = ["cat", "{0}/no"];'
+        ' x = t.Thread(target=os.execv, args=["/bin/cat", a]); x.start(); x.join()\'',
+        "no",
+    ),
+    "in a folder that another thread entered": (
+        "python3 -c 'import os, threading as t; e = t.Event();"
+        ' x = t.Thread(target=lambda: (e.wait(), os.access("no", 4))); x.start(); os.chdir("{0}/a"); e.set()\'',
+        "a/no",
+    ),
+    "above a link": ("cd {0}/l; test -e ../no", "a/no"),
+    "through a link": ("test -e {0}/l/../no", "a/no"),
+    "where find began": ("cd {0}; find . -name f -exec test -e no ';'", "no"),
     "one that is long": ("cat {0}/" + "/".join(["n" * 200] * 15), "/".join(["n" * 200] * 15)),
 }
 
@@ -39,6 +53,7 @@ WAYS = {
 def test_what_is_looked_for_in_vain_is_seen(way: str, tmp_path: Path) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "f").touch()
+    (tmp_path / "l").symlink_to("a/b")
     command, path = WAYS[way]
     lookups = Lookups()
     lookups.begin()
@@ -127,24 +142,69 @@ def test_a_kernel_that_refuses_leaves_nothing(at: str, monkeypatch: pytest.Monke
     assert not lookups.failure
 
 
-def test_too_many_at_once_are_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_number_that_another_process_may_get_is_nobodys() -> None:
+    """The number of a first thread whose process became another program by another one: whoever got it was observed."""
+    lookups = Lookups()
+    lookups.begin()
+    code = "import os, threading as t; print(t.get_native_id(), flush=True)"
+    code += "; x = t.Thread(target=os.execv, args=['/bin/sh', ['sh', '-c', 'read x']]); x.start(); x.join()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout
+    child.stdout.readline()
+    child.communicate(b"\n")
+    members = lookups._members
+    with pytest.raises(OSError, match="No such file"):
+        bpf.look_up(members, child.pid.to_bytes(4, "little"), 1)
+    lookups.end()
+
+
+def test_too_many_at_once_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nobody takes them out of the queue meanwhile."""
     monkeypatch.setattr(Lookups, "_read", lambda self: None)
     lookups = Lookups()
     lookups.begin()
-    flood = f"import os\nfor _ in range(60000): os.path.exists('{tmp_path}/' + 'n' * 200)"
+    flood = f"import os\nfor _ in range(200000): os.path.exists('{tmp_path}/' + 'n' * 200)"
     subprocess.run([sys.executable, "-c", flood], check=True)
     lookups.end()
-    assert lookups.failure == "the command looked for too many files at once"
+    assert lookups.lost
+    assert not lookups.failure
+
+
+def test_what_a_command_leaves_behind_is_not_waited_for() -> None:
+    """It was for a minute, and nothing was published."""
+    lookups = Lookups()
+    lookups.begin()
+    code = "import os\nprint(flush=True)\nwhile 1: os.path.exists('/no')"
+    left = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert left.stdout
+    left.stdout.readline()
+    began = time.monotonic()
+    lookups.end()
+    took = time.monotonic() - began
+    left.kill()
+    left.communicate()
+    assert took < 20
+    assert not lookups.failure
 
 
 def test_names_that_are_no_inputs(tmp_path: Path) -> None:
-    """Secrets, URLs, what lies in a folder that the command made or below another name, byte code; a home has two."""
+    """Secrets, URLs with logins, what lies in a folder that the command made or below another name, byte code; a home has two."""
     wanted = [f"{tmp_path}/no", f"{tmp_path}/home/rc"]
     key = "ghp_" + "a1B2" * 9
-    other = ["made/x", "made", "no/below", "https:/u@host/x", "__pycache__/a.pyc", ".git/shallow", "hunter2", key]
+    other = [
+        "made/x",
+        "made",
+        "no/below",
+        "https:/u@host/x",
+        "pkg @ https:/bob:S3cr3tPw@host/x.whl",
+        "__pycache__/a.pyc",
+        ".git/shallow",
+        "hunter2",
+        "x-S3cr3t-S3cr3t",
+        key,
+    ]
     absent = [*wanted, *(f"{tmp_path}/{name}" for name in other)]
-    env = {"HOME": f"{tmp_path}/home", "DEPLOY_TOKEN": "hunter2"}
+    env = {"HOME": f"{tmp_path}/home", "DEPLOY_TOKEN": "hunter2", "API_KEY": "home"[:3], "SECRET": "S3cr3t-S3cr3t"}
     found = names.in_vain(absent, {f"{tmp_path}/made"}, env, f"{tmp_path}/work", lambda _: True)
     assert sorted(found) == sorted([*wanted, "~/rc"])
     (tmp_path / "b/.x").mkdir(parents=True)

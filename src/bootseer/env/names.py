@@ -69,9 +69,9 @@ _WORKING_FOLDER = pattern(r"\$\(\s*pwd\s*\)|`pwd`|\$\(CURDIR\)|\$\{?PWD\b\}?")
 _LOOP = pattern(r"\bfor[ \t]+(\w+)[ \t]+in[ \t]+([^;\n]{1,500})")
 _BRACES = pattern(r"(?<![\w./-])([\w./-]{0,200})\{([\w.-]*(?:,[\w.-]*){1,20})\}([\w./-]{0,200})")
 _JOINED = pattern(r"\bjoin\([^\n]{1,300}")
-_SECRET = 4
-"""Characters of a value at least, of which no part of a path is shown."""
-_NO_NAME = pattern(r"/__pycache__/|/\.git/|/\w[\w+.-]*:/")
+_SECRET = 12
+"""Characters of a secret that is looked for within names, too: a shorter one may be a word, such as ``test``."""
+_NO_NAME = pattern(r"/__pycache__/|/\.git/|:/")
 """Byte code, whose source counts; what git keeps, whose branches and tags do; a URL that was tried as a path."""
 BESIDE = {
     **dict.fromkeys(
@@ -140,13 +140,14 @@ def in_vain(
     ``made`` and may have removed, nor where another one says the same. Below the home folder also as ``~/``, where
     another user's has it."""
     home = os.path.normpath(env.get("HOME") or "/")
-    hidden = [value for name, value in env.items() if len(value) >= _SECRET and may_be_secret(name, value)]
-    left = MOST
+    hidden = {value for name, value in env.items() if value and may_be_secret(name, value)}
+    parts = {value for value in hidden if len(value) >= _SECRET}
+    left, known = MOST, {*absent, *made}
     for path in sorted(absent):
-        above = set(_folders([path]))
-        if above & {*absent, *made} or path in made or not counts(path) or not counts(f"{path}/."):
+        if not known.isdisjoint(_folders([path])) or path in made or not counts(path) or not counts(f"{path}/."):
             continue
-        is_shown = not any(value in path for value in hidden) and not may_be_secret("", path)
+        is_shown = hidden.isdisjoint(path.split("/")) and not any(value in path for value in parts)
+        is_shown = is_shown and not may_be_secret("", path)
         if is_shown and not _NO_NAME.search(path) and not os.path.exists(path):
             yield path
             if path.startswith(f"{home.rstrip('/')}/") and not path.startswith(f"{work}/"):
@@ -283,12 +284,13 @@ def difference(looked_up: Mapping[str, str], env: Mapping[str, str], is_same: Ca
             if not os.path.exists(name[1:]):
                 return f"{name[1:]}, which the command looks for, is not here"
             continue
-        here = os.path.realpath(name) if "/" in name else _program(name, env)
         if not there:
             path = os.path.join(env.get("HOME") or "/", name[2:]) if name.startswith("~/") else name
             if os.path.exists(path):
                 return f"{path} is new"
-        elif here != there and (os.path.exists(here) or os.path.islink(name)) and not is_same(here, there):
+            continue
+        here = os.path.realpath(name) if "/" in name else _program(name, env)
+        if here != there and (os.path.exists(here) or os.path.islink(name)) and not is_same(here, there):
             return f"{name} leads to {here} here, not to {there}"
     return ""
 

@@ -106,6 +106,8 @@ class Observer:
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self._lookups.end()
+        if self._lookups.lost:
+            log.warning("the command looked for so many files at once that some of them do not count")
         if self._opens:
             self._opens.end()
             if kind is None:
@@ -119,6 +121,8 @@ class Observer:
             try:
                 self._lookups.begin()
             except OSError as exc:
+                if exc.errno not in _NEVER | {errno.ENODEV, errno.EOPNOTSUPP, 524}:  # the kernel's own ENOTSUPP
+                    self._lookups.failure = f"what it looks for cannot be seen now: {exc.strerror}"
                 log.warning("files that the command looks for in vain are not known, and do not count: %s", exc)
 
     def _settle(self, opens: Opens) -> None:
@@ -242,7 +246,8 @@ class Observer:
         found |= {path: "" for path in itertools.chain(asked, homes) if self._counts(path) and not os.path.exists(path)}
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
-        return {name: real for name, real in found.items() if inputs.is_text(name + real)}
+        shown = ((name, real) for name, real in found.items() if inputs.is_text(name + real))
+        return dict(itertools.islice(shown, names.MOST))
 
     def _inputs(self, opens: Opens) -> dict[str, FileState]:
         out: dict[str, FileState] = {}

@@ -16,9 +16,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _CALLS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 """Numbers of bpf(2) and perf_event_open(2)."""
 _CREATE, _LOOK_UP, _UPDATE, _DELETE, _LOAD, _RUN, _ATTACH_RAW = 0, 1, 2, 3, 5, 10, 17
-ARRAY, SCRATCH, RECENT, RING = 2, 6, 9, 27
-"""Kinds of maps: numbers to values; the same for each processor; a hash that drops what was not used for long; a queue
-that is read by `mmap`."""
+HASH, ARRAY, SCRATCH, RING = 1, 2, 6, 27
+"""Kinds of maps: a hash; numbers to values; the same for each processor; a queue that is read by `mmap`."""
 TRACEPOINT, RAW_TRACEPOINT = 5, 17
 """Kinds of programs."""
 GET, PUT, DROP, TASK, PROGRAM, READ_KERNEL, READ_USER_TEXT, SEND = 1, 2, 3, 14, 16, 113, 114, 130

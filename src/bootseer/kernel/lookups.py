@@ -5,8 +5,9 @@ At the end of each call that takes a path (open, stat, access, readlink, execve 
 there (ENOENT, ENOTDIR), its text is handed over if the caller is a child of the observed thread, or of such a child,
 and another process. So are changes of the working folder, by which relative paths are understood, and folders that
 were made. Paths that are relative to a descriptor are not followed: who walks a tree by descriptors has listed it.
-Numbers of threads are the kernel's here, not a container's. Needs root, Linux 5.8 and a kernel that allows programs
-(not ``lockdown=confidentiality``). Concurrency: one thread reads from `begin` to `end`."""
+Numbers of processes are the kernel's here, not a container's. Calls of 32-bit programs are not seen, and in a chroot
+paths are not what they seem. Needs root, Linux 5.11 and a kernel that allows programs (not
+``lockdown=confidentiality``). Concurrency: one thread reads from `begin` to `end`."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ _AT_FOLDER, _HEAD, _PATH = -100, struct.Struct("=iiq16s"), 4096
 _REMOVES = (b"rm", b"rmdir")
 """Programs to which it is the same whether something is there."""
 _FAILED = (errno.ENOENT, errno.ENOTDIR)
-_SIZE, _PROCESSES, _NUMBERS = 8 << 20, 1 << 16, 512
-"""Bytes of the queue, about 80,000 paths; processes at once; numbers of calls."""
+_SIZE, _PROCESSES, _NUMBERS = 32 << 20, 1 << 16, 512
+"""Bytes of the queue, about 300,000 paths; processes at once; numbers of calls."""
 _MOST = 1_000_000
 _JOIN_SECONDS, _PAUSE = 60.0, 0.2
 _BUSY, _DISCARDED = 1 << 31, 1 << 30
@@ -59,24 +60,31 @@ class Lookups:
         self.made: set[str] = set()
         self.failure = ""
         """By which accident ``absent`` is not whole; empty when by none."""
+        self.lost = False
+        """Whether so many were looked for at once that the kernel kept some of them for itself."""
         self._fds: list[int] = []
+        self._attached: list[int] = []
+        self._known: set[bytes] = set()
         self._folders: dict[int, str] = {}
-        """Where each thread works, as far as it is known."""
+        """Where each process works, as far as it is known."""
+        self._begun: dict[int, str] = {}
+        """Where it began."""
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
         """Raises `OSError` when it is not possible; nothing has changed then."""
         try:
             me = bpf.run(self._kept(bpf.load(bpf.RAW_TRACEPOINT, bpf.Code().call(bpf.TASK).end())))
-            self._attach(bpf.run(self._kept(bpf.load(bpf.RAW_TRACEPOINT, bpf.Code().call(bpf.TASK).upper(0).end()))))
-            self._folders[me] = os.getcwd()
+            own = bpf.run(self._kept(bpf.load(bpf.RAW_TRACEPOINT, bpf.Code().call(bpf.TASK).upper(0).end())))
+            self._attach(own)
+            self._folders[own] = os.getcwd()
             self._wake = self._kept(os.eventfd(0))
             self._done = mmap.mmap(self._ring, mmap.PAGESIZE, offset=0)
             size = mmap.PAGESIZE + 2 * _SIZE
             self._queue = mmap.mmap(self._ring, size, prot=mmap.PROT_READ, offset=mmap.PAGESIZE)
+            bpf.update(self._members, struct.pack("=I", me), b"\1")
             self._thread = threading.Thread(target=self._watch, name="env-lookups", daemon=True)
             self._thread.start()
-            bpf.update(self._members, struct.pack("=I", me), b"\1")
         except (OSError, RuntimeError, ValueError) as exc:
             self._thread = None
             self.end()
@@ -84,14 +92,16 @@ class Lookups:
 
     def end(self) -> None:
         """May be called twice."""
+        for fd in self._attached:  # first, as what the command left behind may look for something for ever
+            os.close(fd)
+        self._attached = []
         if self._thread:
             os.eventfd_write(self._wake, 1)
             self._thread.join(_JOIN_SECONDS)
             if self._thread.is_alive():
                 self.failure = "what the command looked for could not be read to the end"
                 return  # the thread still uses the descriptors
-            if struct.unpack("=Q", bpf.look_up(self._lost, bytes(4), 8))[0]:
-                self.failure = "the command looked for too many files at once"
+            self.lost = bpf.look_up(self._dropped, bytes(4), 8) != bytes(8)
             self._thread = None
             self._done.close()
             self._queue.close()
@@ -108,9 +118,9 @@ class Lookups:
         if machine not in _CALLS:
             raise OSError(errno.ENOSYS, f"the calls of {machine} are not known")
         number_at, number_size, calls = _CALLS[machine]
-        self._members = self._kept(bpf.create(bpf.RECENT, 4, 1, _PROCESSES))
+        self._members = self._kept(bpf.create(bpf.HASH, 4, 1, _PROCESSES))
         self._ring = self._kept(bpf.create(bpf.RING, 0, 0, _SIZE))
-        self._lost = self._kept(bpf.create(bpf.ARRAY, 4, 8, 1))
+        self._dropped = self._kept(bpf.create(bpf.ARRAY, 4, 8, 1))
         table = self._kept(bpf.create(bpf.ARRAY, 4, 8, _NUMBERS))
         scratch = self._kept(bpf.create(bpf.SCRATCH, 4, _HEAD.size + _PATH, 1))
         for number, (path, folder, what) in calls.items():
@@ -118,10 +128,11 @@ class Lookups:
         event, parent, child = _fork_event()
         for name, code in (
             ("sys_exit", self._ends(process, number_at, number_size, table, scratch)),
+            ("sched_process_exec", self._execs()),
             ("sched_process_exit", _keyed(bpf.Code().call(bpf.TASK), self._members, bpf.DROP).number(0, 0).end()),
         ):
-            self._kept(bpf.attach_raw(name, self._kept(bpf.load(bpf.RAW_TRACEPOINT, code))))
-        self._kept(bpf.attach(event, self._kept(bpf.load(bpf.TRACEPOINT, self._forks(parent, child)))))
+            self._attached.append(bpf.attach_raw(name, self._kept(bpf.load(bpf.RAW_TRACEPOINT, code))))
+        self._attached.append(bpf.attach(event, self._kept(bpf.load(bpf.TRACEPOINT, self._forks(parent, child)))))
 
     def _ends(self, process: int, number_at: int, number_size: int, table: int, scratch: int) -> bpf.Code:
         """At the end of each call, but of this ``process``: register 6 has the caller's registers, 7 the result, 8 the
@@ -129,7 +140,7 @@ class Lookups:
         code = bpf.Code().get(6, 1, 0).get(7, 1, 8)
         code.if_is(7, -_FAILED[0], "wanted").if_is(7, -_FAILED[1], "wanted").if_not(7, 0, "out")
         code.label("wanted").call(bpf.TASK).copy(8, 0).upper(8).if_is(8, process, "out")
-        _keyed(code, self._members, bpf.GET).if_is(0, 0, "out").get(8, 10, -4, 4)
+        _keyed(code, self._members, bpf.GET).if_is(0, 0, "out")
         code.number(1, 0).put(10, -16, 1)
         code.stack(1, -16).number(2, number_size).copy(3, 6).add(3, number_at).call(bpf.READ_KERNEL)
         code.stack(2, -16).map(1, table).call(bpf.GET).if_is(0, 0, "out").get(1, 0, 0).put(10, -24, 1)
@@ -151,15 +162,22 @@ class Lookups:
         code = bpf.Code().copy(6, 1).get(0, 6, parent, 4)
         _keyed(code, self._members, bpf.GET).if_is(0, 0, "out")
         code.get(7, 6, child, 4).put(10, -8, 7, 4).number(1, 1).put(10, -16, 1)
-        code.stack(2, -8).stack(3, -16).number(4, 0).map(1, self._members).call(bpf.PUT)
-        code.get(1, 10, -4, 4).put(10, -48, 1, 4).number(1, _FORKS).put(10, -44, 1, 4).put(10, -40, 7)
+        code.stack(2, -8).stack(3, -16).number(4, 0).map(1, self._members).call(bpf.PUT).if_not(0, 0, "lost")
+        code.call(bpf.TASK).upper(0).put(10, -48, 0, 4).number(1, _FORKS).put(10, -44, 1, 4).put(10, -40, 7)
         code.number(1, 0).put(10, -32, 1).put(10, -24, 1)
         return self._send(code.stack(2, -48).number(3, _HEAD.size))
 
+    def _execs(self) -> bpf.Code:
+        """At each execve: a thread that is not the first one takes the number of that, which has ended."""
+        code = _keyed(bpf.Code().get(0, 1, 8), self._members, bpf.GET).if_is(0, 0, "out")
+        code.stack(2, -4).map(1, self._members).call(bpf.DROP).call(bpf.TASK).put(10, -8, 0, 4)
+        code.number(1, 1).put(10, -16, 1).stack(2, -8).stack(3, -16).number(4, 0).map(1, self._members).call(bpf.PUT)
+        return code.label("out").number(0, 0).end()
+
     def _send(self, code: bpf.Code) -> bpf.Code:
         """Register 2 has where the record begins, 3 its bytes."""
-        code.map(1, self._ring).number(4, 0).call(bpf.SEND).if_is(0, 0, "out")
-        code.number(1, 0).put(10, -56, 1, 4).stack(2, -56).map(1, self._lost).call(bpf.GET).if_is(0, 0, "out")
+        code.map(1, self._ring).number(4, 0).call(bpf.SEND).if_is(0, 0, "out").label("lost")
+        code.number(1, 0).put(10, -56, 1, 4).stack(2, -56).map(1, self._dropped).call(bpf.GET).if_is(0, 0, "out")
         return code.number(1, 1).count(0, 1).label("out").number(0, 0).end()
 
     def _watch(self) -> None:
@@ -188,19 +206,18 @@ class Lookups:
 
     def _take(self, record: bytes) -> None:
         thread, what, folder, program = _HEAD.unpack_from(record)
+        if what == _LOOKS and record[_HEAD.size : _HEAD.size + 1] == b"/":  # most are looked for again and again
+            if record[16:] in self._known:
+                return
+            self._known.add(record[16:])
         if what == _FORKS:
-            if thread in self._folders:
-                self._folders[folder] = self._folders[thread]
-            else:
-                self._folders.pop(folder, None)
+            self._folders[folder] = self._begun[folder] = self._folders.get(thread, "")
             return
         name = os.fsdecode(record[_HEAD.size :].partition(b"\0")[0])
         path = self._path(thread, name, (folder & 0xFFFFFFFF) - (folder >> 31 & 1) * (1 << 32))
         if what in (_ENTERS, _ENTERS_BY_DESCRIPTOR):
-            if path and what == _ENTERS:
-                self._folders[thread] = os.path.realpath(path) if ".." in name else path
-            else:
-                self._folders.pop(thread, None)
+            back = self._begun.get(thread, "")  # most go back by a descriptor, as `find -exec`
+            self._folders[thread] = path if what == _ENTERS else back
         elif path and program.rstrip(b"\0") not in _REMOVES:
             (self.made if what == _MAKES else self.absent).add(path)
             if len(self.made) + len(self.absent) > _MOST:
@@ -208,9 +225,12 @@ class Lookups:
 
     def _path(self, thread: int, name: str, folder: int) -> str:
         """Empty when it is not known, as where a text was no longer readable."""
-        if not name.startswith("/") and (folder != _AT_FOLDER or thread not in self._folders):
+        if not name.startswith("/") and (folder != _AT_FOLDER or not self._folders.get(thread)):
             return ""
-        return os.path.normpath(os.path.join(self._folders.get(thread, "/"), name)) if name else ""
+        whole = os.path.join(self._folders.get(thread) or "/", name)
+        if ".." in name:  # of a link's other end
+            whole = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+        return os.path.normpath(whole) if name else ""
 
 
 def _keyed(code: bpf.Code, of: int, helper: int) -> bpf.Code:
@@ -220,7 +240,10 @@ def _keyed(code: bpf.Code, of: int, helper: int) -> bpf.Code:
 
 def _fork_event() -> tuple[int, int, int]:
     """The number of the tracepoint of forks, and where its record has the parent's and the child's number."""
-    folder = libc.unnamed_mount("tracefs")
+    try:
+        folder = os.open("/sys/kernel/tracing/events/..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # a new mount takes away the options of one that is there
+        folder = libc.unnamed_mount("tracefs")
     try:
         texts = list[str]()
         for name in ("id", "format"):
