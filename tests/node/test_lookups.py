@@ -188,7 +188,8 @@ def test_what_a_command_leaves_behind_is_not_waited_for() -> None:
 
 
 def test_names_that_are_no_inputs(tmp_path: Path) -> None:
-    """Secrets, URLs with logins, what lies in a folder that the command made or below another name, byte code; a home has two."""
+    """Secrets, URLs with logins, what lies in a folder that the command made or below another name, byte code. What
+    lies in a home has two names."""
     wanted = [f"{tmp_path}/no", f"{tmp_path}/home/rc"]
     key = "ghp_" + "a1B2" * 9
     other = [

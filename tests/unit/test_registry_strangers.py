@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bootseer import oci
-from bootseer.errors import BootseerError, PrivilegeError
+from bootseer.errors import BootseerError, ConfigError, PrivilegeError, UnavailableError
+from bootseer.oci import connect, credentials, hosts, providers
+from bootseer.oci import registry as registry_module
 from bootseer.oci.credentials import Logins
 from bootseer.oci.reference import is_own
 from support.web import Answer, Request, WebServer
@@ -126,3 +129,76 @@ def test_a_registry_leads_nobody_there(
 )
 def test_addresses_of_the_machine_itself(address: str, own: bool) -> None:
     assert is_own(address) is own
+
+
+@pytest.mark.parametrize("folders", ["of docker", "of containerd"])
+def test_a_stranger_is_not_shown_as_this_machine(folders: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """At a registry that knows machines by certificates, a pod had images of the node. The one here is none: who would
+    show it is told."""
+    monkeypatch.setattr(connect, "CERTS", (tmp_path,) if folders == "of docker" else ())
+    monkeypatch.setattr(hosts, "FOLDERS", (tmp_path,) if folders == "of containerd" else ())
+    (tmp_path / "reg.site").mkdir()
+    (tmp_path / "reg.site/client.cert").write_text("no certificate")
+    connect.context_for("reg.site", 443, stranger=True)
+    with pytest.raises(ConfigError, match=r"client\.cert"):
+        connect.context_for("reg.site", 443)
+
+
+def test_a_denied_image_is_denied_also_where_no_other_login_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that failed after the 403 made it an outage, in which what lies on the node is used."""
+    calls = list[str]()
+
+    def find(*_: object) -> credentials.Credential:
+        calls.append("")
+        if len(calls) > 1:
+            raise UnavailableError("credential helper x did not answer within 30 s")
+        return credentials.Credential(username="u", password="p", place="x")
+
+    monkeypatch.setattr(credentials, "find", find)
+    answer = {True: Answer(403), False: Answer(401, b"", {"WWW-Authenticate": 'Basic realm="r"'})}
+    served = WebServer(lambda request: answer["authorization" in request.headers])
+    with served as server, pytest.raises(PrivilegeError):
+        oci.preflight(f"{server.address}/a:b")
+    assert len(calls) > 1
+
+
+def test_what_is_said_of_a_mirror_is_not_said_of_its_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Both at one address: with ``skip_verify`` of the mirror, logins went to a registry that nobody verified."""
+    monkeypatch.setattr(hosts, "FOLDERS", (tmp_path,))
+    (tmp_path / "reg.site").mkdir()
+    text = '[host."https://reg.site/v2/proxy"]\noverride_path = true\nskip_verify = true\n'
+    (tmp_path / "reg.site/hosts.toml").write_text(text)
+    contexts = list[object]()
+
+    def context_for(_host: str, _port: int, said: object, _stranger: bool) -> object:
+        contexts.append(said)
+        return object()
+
+    monkeypatch.setattr(connect, "context_for", context_for)
+    with registry_module.Registry(oci.Reference.parse("reg.site/a:b")) as asked:
+        asked._transport._context("reg.site", 443)
+    assert [bool(said and getattr(said, "skip_verify", False)) for said in contexts] == [False]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "registry", "expected"),
+    [
+        ("reg.site", "reg.site", True), ("*.site", "reg.site", True), ("*.site", "a.reg.site", False),
+        ("r*g.s*e", "reg.site", True), ("r**.site", "reg.site", True), ("reg*reg.site", "reg.site", False),
+        ("10.0.0.*", "10.0.0.7", True), ("10.0.0.*", "10.0.0.7:3000", False), ("10.*.0.*:3000", "10.0.0.7:3000", True),
+        ("reg.site:443", "reg.site", False), ("[r]eg.site", "reg.site", False), ("?eg.site", "reg.site", False),
+    ],
+)  # fmt: skip
+def test_hosts_of_a_pattern(pattern: str, registry: str, expected: bool) -> None:
+    assert providers.is_in(pattern, registry, "x") is expected
+
+
+@pytest.mark.root
+def test_providers_that_another_user_says_are_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "providers.json"
+    file.write_text('{"providers": [{"name": "p", "matchImages": ["reg.site"], "apiVersion": "v1"}]}')
+    os.chown(file, 1001, 1001)
+    with pytest.raises(ConfigError, match="can be changed by others"):
+        list(providers.answers(f"{file}:{tmp_path}", "reg.site", "x"))
+    with pytest.raises(ConfigError, match="names no whole folder"):
+        list(providers.answers(f"{file}:bin", "reg.site", "x"))

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode, urlsplit
 
-from bootseer.errors import BootseerError, PrivilegeError, UnavailableError
+from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, logged
 from bootseer.oci import credentials
 from bootseer.oci.credentials import Credential, Logins
 from bootseer.oci.reference import is_loopback
@@ -109,8 +109,9 @@ class Auth:
         """After a 403 to a request that sent ``used``: whether there is another login by now. Some registries answer so
         when a password of hours has ended, and challenge nobody."""
         with self._lock:
-            if used and used == self._basic and (login := self._login()):
-                self._basic = login.basic
+            if used and used == self._basic:
+                with logged(log.warning, "no other login for %s", self._registry, kinds=BootseerError):  # 403 it is
+                    self._basic = login.basic if (login := self._login()) else used
             return not self._realm and self._basic != used
 
     def redact(self, text: str) -> str:

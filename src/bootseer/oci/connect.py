@@ -11,6 +11,7 @@ import contextlib
 import functools
 import http.client
 import io
+import os
 import re
 import socket
 import ssl
@@ -58,21 +59,22 @@ def login_header(proxy: str) -> dict[str, str]:
     return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
 
 
-def context_for(host: str, port: int, said: Host | None = None) -> ssl.SSLContext:
-    """Reads all CAs of the machine, and what is ``said``: once per host. `ConfigError` for what is no certificate."""
+def context_for(host: str, port: int, said: Host | None = None, stranger: bool = False) -> ssl.SSLContext:
+    """Reads all CAs of the machine, and what is ``said``: once per host. A ``stranger`` is not shown as this machine.
+    `ConfigError` for what is no certificate."""
     names = (f"{host}:{port}", *((host,) if port == 443 else ()))
     context = ssl.create_default_context()
     if said and said.skip_verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     folders = [base / name for base in CERTS for name in names]
     beside = [folder for base in hosts.FOLDERS for name in names for folder in hosts.folders(base, name)]
-    folders += [one for one in beside if one not in folders and not (one / "hosts.toml").exists()]
+    folders += [one for one in beside if one not in folders and not os.path.exists(one / "hosts.toml")]
     path = Path()
     try:
         cas = (path for folder in folders for path in sorted(folder.glob("*.crt")))
         for path in [*map(Path, said.ca if said else ()), *cas]:
             context.load_verify_locations(path)
-        certs = [path for folder in folders for path in sorted(folder.glob("*.cert"))]
+        certs = [path for folder in folders if not stranger for path in sorted(folder.glob("*.cert"))]
         pairs = [(path, own if (own := path.with_suffix(".key")).exists() else None) for path in certs]
         for path, key in [*pairs, *((Path(one), key or None) for one, key in (said.client if said else ()))]:
             context.load_cert_chain(path, key, password=_no_password)

@@ -93,8 +93,8 @@ def find(registry: str, name: str = "", logins: Logins | None = None) -> Credent
     configured helper is missing or fails."""
     for place, found in _of_this_machine(registry, name) if logins is None else [("the given logins", logins)]:
         helpers = [found.cred_helpers[key] for key in _fitting(found.cred_helpers, registry, name)]
-        if any(helpers):  # an empty one: what the file has itself, and not the store
-            return _ask(next(filter(None, helpers)), _server(registry))
+        if helpers and helpers[0]:  # an empty one: what the file has itself, and not the store
+            return _ask(helpers[0], _server(registry))
         for key in _fitting(found.auths, registry, name):
             if credential := _decode(found.auths[key], place):
                 return credential

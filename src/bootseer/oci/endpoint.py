@@ -72,7 +72,7 @@ class Endpoint:
         self.root = f"{'http' if plain else 'https'}://{host}"
         self.base = f"{self.root}{said.path if said else '/v2'}/{name}"
         self.resolves, self.pulls = (said.resolves, said.pulls) if said else (True, True)
-        self._header = dict(said.header) if said else {}
+        self._header = {name.title(): value for name, value in said.header} if said else {}
         self._query = f"ns={quote(mirrors, safe=':')}" if mirrors else ""
         self._transport = transport
         self._origin = Origin.of(self.root)

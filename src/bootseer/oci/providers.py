@@ -4,7 +4,6 @@ asks uses the answer for as long as the registry takes it."""
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import logging
 import os
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from bootseer.errors import ConfigError, UnavailableError
-from bootseer.wiretypes import json_as, yaml_as
+from bootseer.wiretypes import document, json_as, yaml_as
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +54,26 @@ def is_in(pattern: str, registry: str, name: str) -> bool:
     """Whether the repository ``name`` at ``registry`` is in ``HOST[:PORT][/PATH]``, of whose host ``*`` stands for
     anything in a part: so the kubelet, its providers and secrets of pods name registries."""
     host, _, path = pattern.partition("/")
+    if host.rpartition(":")[2].isdecimal() != registry.rpartition(":")[2].isdecimal():
+        return False  # `*` stands for no port
     above = path.split("/") if path else []
     if name.split("/")[: len(above)] != above:
         return False
     wanted, has = host.split("."), registry.split(".")
-    return host == registry or (len(has) == len(wanted) and all(map(fnmatch.fnmatchcase, has, wanted)))
+    return host == registry or (len(has) == len(wanted) and all(map(_fits, wanted, has)))
+
+
+def _fits(pattern: str, part: str) -> bool:
+    """A pod may send any number of any patterns: none is compiled, as `fnmatch` does."""
+    first, *rest = pattern.split("*")
+    if not rest or not part.startswith(first):
+        return part == pattern
+    at = len(first)
+    for piece in rest[:-1]:
+        if (found := part.find(piece, at)) < 0:
+            return False
+        at = found + len(piece)
+    return len(part) - at >= len(rest[-1]) and part.endswith(rest[-1])
 
 
 def answers(setting: str, registry: str, name: str) -> Iterator[tuple[str, bytes]]:
@@ -69,8 +83,8 @@ def answers(setting: str, registry: str, name: str) -> Iterator[tuple[str, bytes
     if not setting:
         return
     file, colon, folder = setting.partition(":")
-    if not colon:
-        raise ConfigError(f"credential_providers = {setting!r} names no folder", hint="write FILE:FOLDER")
+    if not colon or not os.path.isabs(folder):
+        raise ConfigError(f"credential_providers = {setting!r} names no whole folder", hint="write /FILE:/FOLDER")
     for one in _read(Path(file)):
         if not any(is_in(pattern, registry, name) for pattern in one.match_images):
             continue
@@ -81,15 +95,20 @@ def answers(setting: str, registry: str, name: str) -> Iterator[tuple[str, bytes
 
 
 def _read(path: Path) -> Iterator[_Provider]:
-    """Those in a file, or in all of a folder."""
+    """Those in a file, or in all of a folder. Programs run as it says, so that nobody else may change it."""
     try:
         paths = sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES) if path.is_dir() else [path]
         for path in paths:
-            text = path.read_bytes()
+            with path.open("rb") as file:
+                owner, text = os.fstat(file.fileno()), document(file.fileno())
+            if owner.st_uid not in (0, os.geteuid()) or owner.st_mode & 0o022:
+                raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
             found = json_as(text, _Providers) if path.suffix == ".json" else yaml_as(text, _Providers)
             yield from found.providers
     except ImportError:
         raise ConfigError(f"{path} is YAML, for which PyYAML is missing", hint="pip install pyyaml") from None
+    except PermissionError:  # for root and the kubelet alone
+        log.warning("the kubelet's credential providers in %s are not asked: this user cannot read them", path)
     except (OSError, ValueError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else " ".join(str(exc).split())
         raise ConfigError(

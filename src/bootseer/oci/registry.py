@@ -150,8 +150,7 @@ class Registry(Closing):
             said=said,
             mirrors=mirrors,
         )
-        if said:
-            self._transport.connect_as(Origin.of(made.root), said)
+        self._transport.connect_as(Origin.of(made.root), said)
         return made
 
     def __repr__(self) -> str:

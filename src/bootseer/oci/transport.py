@@ -100,16 +100,19 @@ class Transport:
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
         self._pid = os.getpid()
-        self._said: dict[tuple[str, int], Host] = {}
+        self._said: dict[tuple[str, int], Host | None] = {}
         self._contexts: dict[tuple[str, int], ssl.SSLContext] = {}
 
-    def connect_as(self, origin: Origin, said: Host) -> None:
-        """Connect to ``origin`` as ``said``: within that time, with these certificates beside those of this machine."""
-        self._said[origin.host, origin.port] = said
+    def connect_as(self, origin: Origin, said: Host | None) -> None:
+        """Connect to ``origin`` as ``said``: within that time, with these certificates beside those of this machine.
+        What was said first of a host and port counts."""
+        self._said.setdefault((origin.host, origin.port), said)
 
     def _context(self, host: str, port: int) -> ssl.SSLContext:
         if (made := self._contexts.get((host, port))) is None:
-            made = self._contexts[host, port] = connect.context_for(host, port, self._said.get((host, port)))
+            made = self._contexts[host, port] = connect.context_for(
+                host, port, self._said.get((host, port)), self.named is not None
+            )
         return made
 
     def request(

@@ -237,7 +237,8 @@ class Extraction:
         small = sum(0 < file.missing <= _SMALL for file in self._numbered)
         count = min(_PROCESSES, len(os.sched_getaffinity(0)))
         if small >= _MANY and count > 1:
-            writers = Writers(count, self._make_whole, lambda: self._attributes.lost, _WRITE_SECONDS)
+            before = self._attributes.lost.copy()  # what this process counts itself
+            writers = Writers(count, self._make_whole, lambda: self._attributes.lost - before, _WRITE_SECONDS)
             self._writers = writers if writers.count else None
 
     def close(self) -> None:

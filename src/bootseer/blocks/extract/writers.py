@@ -121,9 +121,10 @@ class Writers:
                 said = self._say()
             except Exception as exc:
                 said = exc
-            end.sendall(pickle.dumps(said))
-            while file.read(_BUFFER):  # until it was heard
-                pass
+            with contextlib.suppress(OSError):  # nobody listens any more
+                end.sendall(pickle.dumps(said))
+                while file.read(_BUFFER):  # until it was heard
+                    pass
         return 0
 
 
