@@ -246,8 +246,10 @@ class Observer:
         found |= {path: "" for path in itertools.chain(asked, homes) if self._counts(path) and not os.path.exists(path)}
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
-        shown = ((name, real) for name, real in found.items() if inputs.is_text(name + real))
-        return dict(itertools.islice(shown, names.MOST))
+        shown = {name: real for name, real in found.items() if inputs.is_text(name + real)}
+        if len(shown) > names.MOST:
+            log.warning("%d names that lead elsewhere do not count: more than %d", len(shown) - names.MOST, names.MOST)
+        return dict(itertools.islice(shown.items(), names.MOST))
 
     def _inputs(self, opens: Opens) -> dict[str, FileState]:
         out: dict[str, FileState] = {}
