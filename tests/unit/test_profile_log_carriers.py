@@ -208,7 +208,7 @@ def test_no_line_of_many_beginnings_takes_long(line: str) -> None:
     """Red before, with several patterns: from each beginning all of the line was looked through."""
     words = {one.has for one in logs.patterns()}
     begun = time.process_time()
-    many = [f"{line * (65_000 // len(line))}{has}x" for has in words] * 3
+    many = [f"{line * (65_000 // len(line))}{has}x" for has in words]
     logs.extract([logs.Source(many, "n1")], logs.patterns(), job="j", zone=datetime.UTC)
     assert time.process_time() - begun < 5
 

@@ -36,7 +36,7 @@ _TIME = (
 )  # fmt: skip
 # Brackets, level and logger may stand before a line's time. Anything else is prose, and a time in it is not the line's.
 _TIMED = re.compile(
-    r"\s*\"?(?:\[[^\[\]]{0,80}\]:?\s*"
+    r"\s*+\"?(?:\[[^\[\]]{0,80}\]:?\s*"
     r"|\(?(?i:trace|debug|info|notice|warn(?:ing)?|error|critical|fatal)\b\)?[ \t:|-]+(?:[\w.]+:)?)*?"
     r"(?P<open>[\[(])?(?:NeMo [A-Z] |[A-Z]+[ |])?(?:" + _TIME + r"|(?P<epoch>\d{10}\.\d{1,9}"
     r"|\d\.\d{1,16}e\+09|\d{13}(?=\t))\b)"
@@ -52,7 +52,7 @@ _CARRIER = re.compile(
     r"|(?P<torchx>[a-z][\w.-]*/\d+) (?=[\[\d])"
     r"|\[(?:[\w.@-]+@)?\d+,(?:mpirank:(?P<mpi>\d{1,9})(?:,(?P<algo>[\w.-]+))?|(?P<tag>\d{1,9}))\](?:<std\w+>)?:? ?"
     r"|\([\w.:<>-]+,? (?:rank=\d+, )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
-    r"| *(?P<label>\d{1,9}): "
+    r"| *+(?P<label>\d{1,9}): "
     r"|<(?:trace|debug|info|warn(?:ing)?|error)> *|EVENTS\t"
     r"|<\d{1,3}>(?:1 (?P<stamp>\S+) (?P<syslog>\S+) \S+ \S+ \S+ (?:-|\[[^\]]*\]) )?"
     r"|\[(?:(?!node|host|step|epoch|iter)[a-z_]+(?P<short>\d{1,9})(?:/\d+)?\]:"
