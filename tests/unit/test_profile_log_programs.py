@@ -638,3 +638,103 @@ def test_programs_and_carriers_of_today(shape: str) -> None:
     log = events.parse(msgspec.json.encode(event) + b"\n" for event in found.events)
     got = {(s.node, s.rank, s.stage): s.duration.ns / 1e9 if s.duration else None for s in log.spans}
     assert {key: took and round(took, 3) for key, took in got.items()} == expected
+
+
+def later(base: float, *lines: tuple[float, str]) -> list[str]:
+    return shown(*((base + seconds, text) for seconds, text in lines))
+
+
+MEGATRON_FIRST = (
+    (0, "> initializing torch distributed ..."), (2, "[after megatron is initialized] datetime: x"),
+    (3, " loading distributed checkpoint from /ckpt at iteration 7"),
+    (5, " successfully loaded checkpoint from /ckpt at iteration 7"),
+    (7, "[before the start of training step] datetime: x"),
+)  # fmt: skip
+MEGATRON_LAST = ((9, " iteration        8/    5000 | consumed samples:         4004 | lm loss: 1.0E+01 |"),)
+MEGATRON: dict[str, float | None] = {"dist_init": 2.0, "model_init": 3.0, "checkpoint_load": 2.0, "first_step": 2.0}
+TITAN = [titan(0, "Starting job: Llama 3 8B training"), titan(3, "Building llama3 8B with {"),
+         titan(5, "Loading the checkpoint from ./c/step-10."), titan(9, "Training starts at step 11"),
+         titan(12, "step: 11  loss:  3.2")]  # fmt: skip
+NEMO = tuple(
+    (seconds, f"[NeMo I 2026-09-01 10:00:00 nemo_logging:393] {text}")
+    for seconds, text in ((0, MEMBER), (5, ALL), (20, "Training epoch 0, iteration 0/99 | lr: 1e-07 | global_step: 0"))
+)
+CANCELLED = "slurmstepd: error: *** JOB 48211 ON n1 CANCELLED AT 2026-09-01T10:00:04 DUE TO JOB REQUEUE ***"
+
+
+Starts = dict[tuple[str, int | None, int, str], float | None]
+
+
+def of(cycle: int, stages: dict[str, float | None], node: str = "n1", rank: int | None = None) -> Starts:
+    return {(node, rank, cycle, stage): took for stage, took in stages.items()}
+
+
+STARTS: dict[str, tuple[dict[str, list[str]], Starts]] = {
+    "rank 0 begins, the last rank of another log steps": (
+        {"n1": shown(*MEGATRON_FIRST), "n2": shown(*MEGATRON_LAST)}, of(0, MEGATRON),
+    ),
+    "rank 0 begins, the last rank of another pod steps": (
+        {"all": [f"[pod/llm-{pod}/t] {line}" for pod, lines in ((0, MEGATRON_FIRST), (3, MEGATRON_LAST))
+                 for line in shown(*lines)]}, of(0, MEGATRON, "llm-0"),
+    ),
+    "rank 0 begins, the last rank steps": (
+        {"n1": [line.replace("Z ", f"Z [default{rank}]:", 1)
+                for rank, lines in ((0, MEGATRON_FIRST), (7, MEGATRON_LAST)) for line in shown(*lines)]},
+        of(0, MEGATRON, rank=0),
+    ),
+    "a step of an earlier run of another node": (
+        {"n1": later(60, *MEGATRON_FIRST), "n2": shown(*MEGATRON_LAST)}, of(0, {**MEGATRON, "first_step": None}),
+    ),
+    "two nodes say that they train, one what it lost": (
+        {"n1": shown((4, RUN), (9, "{'loss': 2.3}")), "n2": [f"2026-09-01T19:00:05+09:00 {RUN}"]},
+        {**of(0, {"first_step": 5}), **of(0, {"first_step": 4}, "n2")},
+    ),
+    "requeued while it loads": (
+        {"n1": [*shown(*MEGATRON_FIRST[:3]), CANCELLED, *later(600, *MEGATRON_FIRST, *MEGATRON_LAST)]},
+        {**of(0, {"dist_init": 2, "model_init": 1, "checkpoint_load": 1}), **of(1, MEGATRON)},
+    ),
+    "cancelled, and no more": (
+        {"n1": [*shown(*MEGATRON_FIRST[:3]), CANCELLED]},
+        of(0, {"dist_init": 2, "model_init": 1, "checkpoint_load": 1}),
+    ),
+    "begun again after its first step": (
+        {"n1": [*shown(*MEGATRON_FIRST, *MEGATRON_LAST), *later(600, *MEGATRON_FIRST, *MEGATRON_LAST)]},
+        {**of(0, MEGATRON), **of(1, MEGATRON)},
+    ),
+    "begun again without a word": (
+        {"n1": [line for _, line in TITAN[:3]] + [line.replace("10:00:", "10:10:") for _, line in TITAN]},
+        {**of(0, {"dist_init": 3, "model_init": 2, "checkpoint_load": None}, rank=0),
+         **of(1, {"dist_init": 3, "model_init": 2, "checkpoint_load": 4, "first_step": 3}, rank=0)},
+    ),
+    "pods, begun again": (
+        {"all": [f"[pod/llm-{pod}/t] {line}" for pod in (0, 1) for base in (0, 100) for line in later(base, *NEMO)]},
+        {key: took for cycle in (0, 1) for pod in (0, 1)
+         for key, took in of(cycle, {"dist_init": 5, "model_init": 15, "first_step": 0}, f"llm-{pod}").items()},
+    ),
+    "killed in its first step": (
+        {"n1": [*AGENT, *shown((4, RUN)), agent(6, "Rendezvous'ing worker group"), agent(7, "Starting worker group"),
+                *shown((8, RUN), (9, "{'loss': 2.3}"))]},
+        {**of(0, {"rendezvous": 1, "import": 3, "first_step": None}),
+         **of(1, {"rendezvous": 1, "import": 1, "first_step": 1})},
+    ),
+    "ranks, begun again": (
+        {"n1": [line for base in (0, 300)
+                for seconds, text in ((1, "x: Building train loader..."), (2, "x: Initializing model..."))
+                for _, line in composer(base + seconds, text, 0, 1)]},
+        {key: took for cycle in (0, 1) for rank in (0, 1)
+         for key, took in of(cycle, {"data_loader_init": 1, "model_init": None}, rank=rank).items()},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", STARTS)
+def test_starts_of_several_logs_and_several_starts_of_one(shape: str) -> None:
+    given, expected = STARTS[shape]
+    sources = [logs.Source(lines, node, written=WRITTEN, path=node) for node, lines in given.items()]
+    found = logs.extract(sources, logs.patterns(), job="j", zone=datetime.UTC)
+    log = events.parse(msgspec.json.encode(event) + b"\n" for event in found.events)
+    got: Starts = {}
+    for span in log.spans:
+        key = (span.node, span.rank, span.cycle, span.stage)
+        got[key] = (got.get(key) or 0) + span.duration.ns / 1e9 if span.duration else None
+    assert got == expected

@@ -214,6 +214,17 @@ def test_nodes_of_which_the_scheduler_alone_knows_have_no_bytes_to_tell() -> Non
     assert [stage.size for stage in found.way.stages] == [100 * MB, 0, 1000 * MB]
 
 
+def test_the_wait_for_nodes_is_no_work_where_the_scheduler_names_few_of_them() -> None:
+    """sacct named one node of four: the 10 s were work of the other three."""
+    found = []
+    for named in (1, 4):
+        made = start()
+        for number in range(named):
+            made.span(f"n{number}", "alloc", -10.0, 0.0)
+        found.append(recorded(analysis.analyse(made.log()), {}))
+    assert found[0] == found[1]
+
+
 def test_time_outside_of_any_stage_is_part_of_a_start_that_was_recorded() -> None:
     """A job that notes its first stage and its last one only was told that it starts in no time."""
     made = StartUp("llama")

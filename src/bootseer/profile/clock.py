@@ -16,6 +16,8 @@ RENDEZVOUS = ("dist_init", "first_step")
 """Stages that begin with a collective operation: whoever arrives early waits inside."""
 TOLERANCE_NS = 250_000_000
 """Nodes' wall clocks agree to about this (NTP); a node that goes on this much too early has still waited."""
+_SCHEDULER = ("queue", "alloc")
+"""Stages whose times are of the scheduler's clock, whichever node they are of."""
 _SECOND = 1_000_000_000
 _NEVER = 1 << 63
 
@@ -56,7 +58,8 @@ class Axis:
         node = self._spans.lane[row].node
         if mono >= 0 and (offset := self._offsets.get((node, stamps.clock[row][0]))) is not None:
             wall = mono + offset
-        return wall - self.ahead_ns.get(node, 0) if self.ahead_ns else wall
+        own = self.ahead_ns and self._spans.stage[row] not in _SCHEDULER
+        return wall - self.ahead_ns.get(node, 0) if own else wall
 
     def align(self) -> None:
         """Move the nodes of one start-up so that all leave a rendezvous together, where they cannot have entered it
@@ -96,10 +99,10 @@ class Axis:
         return True
 
     def _first_begins(self) -> dict[str, int]:
-        """node -> when its first span began."""
+        """node -> when its first span began, by its own clock."""
         first: dict[str, int] = {}
         for row, (lane, stage) in enumerate(zip(self._spans.lane, self._spans.stage, strict=True)):
-            if stage != "queue" and (when := self._at(row, self._spans.begin)) is not None:
+            if stage not in _SCHEDULER and (when := self._at(row, self._spans.begin)) is not None:
                 first[lane.node] = min(when, first.get(lane.node, when))
         return first
 

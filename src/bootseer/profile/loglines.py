@@ -42,7 +42,7 @@ _TIMED = re.compile(
     r"|\d\.\d{1,16}e\+09|\d{13}(?=\t))\b)"
     r"(?(open)(?:[^\[\]]{0,80}?[\])])?)\"?[:,]?\s?"
 )  # fmt: skip
-_OWN_TIME = re.compile(r"\bdatetime: " + _TIME)
+_OWN_TIME = re.compile(r"\b(?:datetime:|CANCELLED AT) " + _TIME)
 _DATED = re.compile(r"(?<![\w/.-])(?P<y>\d{4})([-/])(?P<m>\d\d)\2(?P<d>\d\d)[T ](?P<h>[01]\d|2[0-3]):\d\d:\d\d")
 _CARRIER = re.compile(
     r"\[pod/(?P<pod>[^/\]]+)/[^\]]*\] ?"

@@ -133,12 +133,16 @@ def extract(
         nodes.append(_Node(found, (job, attempt, node, gpus)))
         for rank, process, mark in sorted(marked, key=lambda one: one[2].frame.when or 0):
             nodes[-1].take(rank, process, mark)
-    if max((one.ready() for one in nodes), default=0) == 1:  # one rank speaks for all: nobody makes a step alone
-        ends = {cycle: _ends(found, cycle) for cycle in {one.cycle for one in nodes}}
-        for one in nodes:
-            one.settle(ends[one.cycle])
-    for one in nodes:
-        one.finish()
+    for cycle in sorted({cycle for one in nodes for cycle in one.starts}):
+        of = [one for one in nodes if cycle in one.starts]
+        for one in of:
+            one.look_at(cycle)
+        ready = max(one.ready() for one in of)
+        ends = _ends(found, cycle) if ready else _told(of)
+        for one in of:
+            if ready < 2:  # one rank speaks for all: nobody makes a step alone
+                one.settle(ends)
+            one.finish()
     return found
 
 
@@ -229,6 +233,14 @@ def _ends(found: Found, cycle: int) -> dict[str, int]:
     return {told[one.span]: one.wall for one in found.events if one.ev == "end" and one.span in told}
 
 
+def _told(nodes: Sequence[_Node]) -> dict[str, int]:
+    """When the first step ended, as a rank says of which nothing else is known."""
+    lanes = [lane for one in nodes for lane in one.lanes.values()]
+    begun = max((lane.open[False][2] for lane in lanes if lane.stage == "first_step"), default=0)
+    ends = [lane.stepped for lane in lanes if lane.stepped >= begun > 0]
+    return {"first_step": min(ends)} if ends else {}
+
+
 class _Lane:
     """Where one rank, or process that names none, is in its start."""
 
@@ -244,6 +256,10 @@ class _Lane:
         """Whether a line was seen, its first step ended, and a checkpoint loaded."""
         self.begun = self.ended = 0
         """When its first stage began, or its first one after a line without a rank; when its last one ended."""
+        self.stepped = 0
+        """When a line ended its first step of which nothing said that it began."""
+        self.starts = set[str]()
+        """Lines that begin a start, and were seen."""
 
     @property
     def stage(self) -> str:
@@ -265,10 +281,16 @@ class _Node:
 
     def __init__(self, found: Found, identity: tuple[str, str, str, int]) -> None:
         self._found, self._identity = found, identity
-        self.lanes = _Lanes()
+        self.starts: dict[int, _Lanes] = {}
+        """By cycle."""
         self._out: defaultdict[str, dict[int | None, _Lane]] = defaultdict(dict)
         """Of each process the ranks that have a stage open."""
-        self.cycle = -1
+        self.look_at(-1)
+
+    def look_at(self, cycle: int) -> None:
+        """Go on with this cycle."""
+        self.cycle, self.lanes = cycle, self.starts.get(cycle, _Lanes())
+        self._out.clear()
 
     def take(self, rank: int | None, process: str, mark: _Mark) -> None:
         """The next line in time."""
@@ -278,20 +300,25 @@ class _Node:
             self.lanes[rank, process],
             self.lanes[None, process],
         )
-        again = mark.source.cycle > self.cycle
-        if again or (pattern.cycle and lane.began and lane.stage != pattern.stage):  # of all of the node's processes
+        if mark.source.cycle > self.cycle or self._again(lane, pattern):  # of all of the node's processes
             self._leave(shared)
-            for other in self.lanes.values():
-                self._enter(other, "", when, mark)
-            self.lanes.clear()
-            self.cycle = max(self.cycle + 1, mark.source.cycle)
+            for other in () if pattern.stage else self.lanes.values():
+                self._enter(other, "", when, mark, error="cancelled")
+            cycle = max(self.cycle + 1, mark.source.cycle)
+            self.starts[cycle] = _Lanes()
+            self.look_at(cycle)
             lane, shared = self.lanes[rank, process], self.lanes[None, process]
-        if rank is None and not (pattern.cycle or pattern.inside) and self._gather(shared, mark):
+        if pattern.cycle and not pattern.stage:
+            return
+        launched = pattern.inside or pattern.stage == "rendezvous"
+        if rank is None and not launched and self._gather(shared, mark):
             return
         if lane.ready or (lane.gathered and shared.ready):
             return
         self._found.matched += 1
         lane.began, lane.last = True, mark
+        if pattern.cycle:
+            lane.starts.add(pattern.match)
         seconds, stage = int(float(mark.said.get("seconds") or 0) * 1e9), pattern.stage
         if pattern.inside:
             self._inside(lane, mark, when, seconds)
@@ -307,7 +334,15 @@ class _Node:
             elif (lane.begun or lane.ended) and lane.stage != "first_step":  # nothing said when it began
                 self._enter(lane, "first_step", when, mark)
             lane.ready, stage = bool(lane.begun), ""
+            lane.stepped = lane.stepped or when
         self._enter(lane, stage, when, mark, steps=steps if steps > 1 else 0)
+
+    def _again(self, lane: _Lane, pattern: Pattern) -> bool:
+        """Whether the node starts again with a line, or ended before its first step."""
+        if not pattern.cycle or not pattern.stage:
+            return pattern.cycle and any(one.stage for one in self.lanes.values())
+        known = pattern.stage == "rendezvous" or pattern.match in lane.starts
+        return known and lane.began and lane.stage != pattern.stage
 
     def ready(self) -> int:
         """How many ranks, or processes where none is named, have made their first step."""
@@ -323,7 +358,7 @@ class _Node:
         if "first_step" not in ends:
             return
         for lane in self.lanes.values():
-            if False in lane.open and lane.rank is None and not lane.process:
+            if False in lane.open and lane.rank is None and not lane.process and lane.stage != "first_step":
                 self._leave(lane)
             elif False in lane.open:
                 _, stage, begun = lane.open[False]
@@ -378,23 +413,27 @@ class _Node:
             self._span(lane, name, begun, ended, mark, parent=around)
             begun = ended
 
-    def _enter(self, lane: _Lane, stage: str, when: int, mark: _Mark, *, inside: bool = False, steps: int = 0) -> None:
-        """End the stage that is open and begin this one, if it is one."""
+    def _enter(
+        self, lane: _Lane, stage: str, when: int, mark: _Mark, *, inside: bool = False, steps: int = 0, error: str = ""
+    ) -> None:
+        """End the stage that is open, with an ``error`` or without, and begin this one, if it is one."""
         if inside in lane.open:
             span, name, begun = lane.open[inside]
             if stage == name or when < begun:
                 return
+            attrs: dict[str, str | int | float | bool | None] = {"error": error} if error else {}
             if not inside:
                 self._enter(lane, "", when, mark, inside=True)
             else:
                 lane.before = span, when
             del lane.open[inside]
-            steps = steps if name == "first_step" else 0
-            self._found.steps = max(self._found.steps, steps)
+            if steps and name == "first_step":
+                attrs["steps"] = steps
+                self._found.steps = max(self._found.steps, steps)
             if not inside:
                 lane.ended = when
                 self._out[lane.process].pop(lane.rank, None)
-            self._write("end", span, name, lane.rank, when, attrs={"steps": steps} if steps else None)
+            self._write("end", span, name, lane.rank, when, attrs=attrs or None)
         if stage:
             lane.open[inside] = self._span(lane, stage, when, None, mark), stage, when
             if not inside:

@@ -36,7 +36,8 @@ def recorded(report: JobReport, named: Mapping[str, Any]) -> Recorded:
     in the stage that says so; all else of it is work on any number of nodes. ``named``: what is known of the site.
     Raises `NotFoundError` where the start-up has not ended."""
     nodes = [node for node in report.nodes if any(stage not in _BEFORE for stage in node.stages)]  # else only of sacct
-    took = [_own(node) for node in nodes]
+    alloc = max((_seconds(node, "alloc") for node in report.nodes), default=0.0)
+    took = [_own(node, alloc) for node in nodes]
     usual = median(took) if took else 0.0
     if not report.complete or usual <= 0:
         why = "took no time" if report.complete else "has come to no first step"
@@ -84,9 +85,10 @@ def _load(node: NodeReport) -> tuple[float, float]:
     return max(found, key=lambda one: one[0], default=(0.0, 0.0))
 
 
-def _own(node: NodeReport) -> float:
-    """Its stages, and what lies outside of any."""
-    return node.gap + sum(_seconds(node, stage) for stage in node.stages if stage not in _BEFORE)
+def _own(node: NodeReport, alloc: float) -> float:
+    """Its stages, and what lies outside of any. ``alloc``: seconds of that stage, which not every node may name."""
+    gap = node.gap if "alloc" in node.stages else max(0.0, node.gap - alloc)
+    return gap + sum(_seconds(node, stage) for stage in node.stages if stage not in _BEFORE)
 
 
 def _seconds(node: NodeReport, stage: str) -> float:
