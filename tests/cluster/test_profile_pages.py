@@ -143,6 +143,16 @@ def test_a_page_follows_its_start_up(browser: playwright.Browser, site: tuple[Se
         assert page.evaluate("window.loaded") == "once"
 
 
+def test_a_page_says_that_its_server_is_gone(browser: playwright.Browser, tmp_path: Path) -> None:
+    big("running", until=2).write(tmp_path / "a.jsonl")
+    with browser.new_context() as context:
+        page = context.new_page()
+        with serving(tmp_path) as server:
+            page.goto(f"http://127.0.0.1:{server.port}/job/{of('running')}")
+            assert not page.get_by_text("does not answer").count()
+        page.get_by_text("The server does not answer: this page may be old.").wait_for(timeout=10_000)
+
+
 def test_all_can_be_reached_by_keyboard(browser: playwright.Browser, site: tuple[Server, Path]) -> None:
     with browser.new_context() as context:
         page = context.new_page()

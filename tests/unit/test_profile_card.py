@@ -175,7 +175,7 @@ def test_states_and_doubts_are_words():
     s.event("end", "ee" * 8, "n2", 5, boot="")
     s.events[3]["lost"] = 2
     shown = text(card.render(analyse(s.log())))
-    for part in ("OPEN", "LOST", "~5.0", "1 spans have no end yet", "2 events could not be written"):
+    for part in ("OPEN", "LOST", "~5.0", "1 span has no end yet", "2 events could not be written"):
         assert part in shown, shown
 
 

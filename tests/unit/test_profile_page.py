@@ -104,7 +104,19 @@ def test_a_job_that_still_waits_for_its_nodes() -> None:
     made = StartUp()
     made.span("slurm", "queue", 0, None)
     text = " ".join(Seen(page.html(made.log())).texts)
-    assert "1 spans have no end yet (OPEN)" in text
+    assert "1 span has no end yet (OPEN)" in text
+
+
+def test_a_short_start_up_has_seconds_with_more_places() -> None:
+    """All of it was 0.0 s, with a time line of eight times 0.0 s."""
+    made = StartUp()
+    made.span("n0", "image", 0, 0.024)
+    made.span("n0", "first_step", 0.024, 0.08)
+    made.span("n0", "y" * 60, 0.08, 0.09)
+    texts = Seen(page.html(made.log())).texts
+    assert {"0.024", "0.056", "0.080", "0.010 s", "0.080 s"} <= set(texts)
+    assert "0.0" not in texts
+    assert "y" * 60 not in texts  # as a head it made the table wide
 
 
 def test_no_start_up() -> None:

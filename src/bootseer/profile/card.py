@@ -15,7 +15,7 @@ from rich.text import Text
 from bootseer.profile.causes import seconds_text
 from bootseer.profile.events import AttrValue, identity_text
 from bootseer.profile.report import Cell, JobReport, NodeReport, StageReport
-from bootseer.units import one_line
+from bootseer.units import count_text, one_line
 
 MAX_NODES = 20
 _BAR = 12
@@ -238,20 +238,24 @@ def _doubts(report: JobReport) -> list[str]:
             f"{report.nodes_missing} of {report.nodes_expected} nodes have no data{which}; their cost is not counted"
         )
     found = report.problems
-    for count, text in (
-        (found.open_spans, "spans have no end yet (OPEN)"),
-        (found.lost_spans, "spans lost their begin or end (LOST)"),
-        (found.skewed_spans, "spans end before they begin (SKEWED)"),
-        (found.uncertain_spans, "durations are from the wall clock"),
-        (found.torn, "torn last lines were dropped"),
-        (found.foreign, "lines are no events"),
-        (found.newer, "events are of a newer format"),
-        (found.duplicates, "events came twice"),
-        (found.lost_events, "events could not be written by their processes"),
-        (found.cut_attributes, "attributes did not fit"),
+    for count, one, many in (
+        (found.open_spans, "span has no end yet (OPEN)", "spans have no end yet (OPEN)"),
+        (found.lost_spans, "span lost its begin or end (LOST)", "spans lost their begin or end (LOST)"),
+        (found.skewed_spans, "span ends before it begins (SKEWED)", "spans end before they begin (SKEWED)"),
+        (found.uncertain_spans, "duration is from the wall clock", "durations are from the wall clock"),
+        (found.torn, "torn last line was dropped", "torn last lines were dropped"),
+        (found.foreign, "line is no event", "lines are no events"),
+        (found.newer, "event is of a newer format", "events are of a newer format"),
+        (found.duplicates, "event came twice", "events came twice"),
+        (
+            found.lost_events,
+            "event could not be written by its process",
+            "events could not be written by their processes",
+        ),
+        (found.cut_attributes, "attribute did not fit", "attributes did not fit"),
     ):
         if count:
-            lines.append(f"{count} {text}")
+            lines.append(count_text(count, one, many))
     if found.clock_spread_seconds >= 0.5:
         lines.append(
             f"a node's wall clock moved by {found.clock_spread_seconds:.1f} s; order across nodes is uncertain"

@@ -138,7 +138,7 @@ def _figures(report: JobReport) -> Iterable[tuple[str, str, str]]:
     on = f", last on {last.node}" if last and report.complete and len(report.nodes) > 1 else ""
     so_far = "so far" if report.goes_on and report.heard_seconds is not None else "up to the last event"
     yield (
-        f"{report.elapsed_seconds:,.1f}",
+        f"{report.elapsed_seconds:,.{_places(report)}f}",
         "s",
         f"to the first step{on}" if report.complete else f"{so_far}; no first step",
     )
@@ -203,18 +203,19 @@ def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _stages(report: JobReport) -> str:
-    unit = report.cost.unit
+    unit, places = report.cost.unit, _places(report)
     rows = [
         (
             f'<td class="stage"><b class="key" style="background: {colour(stage.stage)}"></b>'
             f"{_text(short(stage.stage, 40))}</td>",
-            f"{stage.seconds:.1f}", f"{stage.own_hours:.2f}", f"{stage.wait_hours:.2f}",
-            _seconds(stage.median), _seconds(stage.max), "-" if stage.ratio is None else f"{stage.ratio:.2f}",
+            f"{stage.seconds:.{places}f}", f"{stage.own_hours:.2f}", f"{stage.wait_hours:.2f}",
+            _seconds(stage.median, places), _seconds(stage.max, places),
+            "-" if stage.ratio is None else f"{stage.ratio:.2f}",
             _text(stage.slowest or "-") + (" <b>!</b>" if stage.slowest in stage.stragglers else ""),
         )
         for stage in report.stages
     ]  # fmt: skip
-    rows.append(("between stages", f"{report.gap_seconds:.1f}", "", "", "", "", "", ""))
+    rows.append(("between stages", f"{report.gap_seconds:.{places}f}", "", "", "", "", "", ""))
     head = (
         "stage",
         "seconds",
@@ -229,7 +230,7 @@ def _stages(report: JobReport) -> str:
 
 
 def _gantt(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
-    begin, length, nodes = line.begin, line.length, _ordered(report)
+    begin, length, nodes, places = line.begin, line.length, _ordered(report), _places(report)
     step = -(-len(nodes) // MAX_ROWS) or 1
     rows = [nodes[place : place + step] for place in range(0, len(nodes), step)]
     still = {name: one.stage for one in report.still for name in one.nodes}
@@ -240,7 +241,9 @@ def _gantt(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
         x = _LEFT + (_WIDTH - _LEFT - 10) * tick / _TICKS
         out.append(f'<line x1="{x:.1f}" y1="{_TOP - 4}" x2="{x:.1f}" y2="{high}"/>')
         anchor = "end" if tick == _TICKS else "middle"
-        out.append(f'<text x="{x:.1f}" y="12" text-anchor="{anchor}">{length * tick / _TICKS / 1e9:.1f} s</text>')
+        out.append(
+            f'<text x="{x:.1f}" y="12" text-anchor="{anchor}">{length * tick / _TICKS / 1e9:.{places}f} s</text>'
+        )
     for place, band in enumerate(rows):
         y = _TOP + _ROW * place
         node = band[0]
@@ -283,26 +286,31 @@ def _bar(bar: _Bar, x: float, y: float, wide: float, begin: int) -> str:
 
 def _table(report: JobReport) -> str:
     stages = [stage for stage in report.stages if any(stage.stage in node.stages for node in report.nodes)]
-    nodes = _ordered(report)[:MAX_ROWS]
+    nodes, places = _ordered(report)[:MAX_ROWS], _places(report)
     rows = []
     for node in nodes:
         row = [_text(node.node)]
         for stage in stages:
             cell = node.stages.get(stage.stage)
             if cell is not None and cell.state == "OPEN" and cell.open_seconds is not None:
-                row.append(f"<b>OPEN</b> {cell.open_seconds:.1f}")
+                row.append(f"<b>OPEN</b> {cell.open_seconds:.{places}f}")
                 continue
             if cell is None or cell.own is None:
                 row.append("" if cell is None else _text(cell.state))
                 continue
             over = max(0.0, min(1.0, cell.own / stage.median - 1)) if stage.median else 0.0
             flag = " <b>!</b>" if node.node in stage.stragglers else ""
-            row.append(f'<td style="background: rgba(var(--cell), {0.6 * over:.2f})">{cell.own:.1f}{flag}</td>')
-        rows.append([*row, _seconds(node.ready)])
+            row.append(f'<td style="background: rgba(var(--cell), {0.6 * over:.2f})">{cell.own:.{places}f}{flag}</td>')
+        rows.append([*row, _seconds(node.ready, places)])
     left = len(report.nodes) - len(nodes)
     more = f"<p>{left} nodes with less own work are left out.</p>" if left else ""
-    return _rows(["node", *(_text(stage.stage) for stage in stages), "ready after s"], rows) + more
+    return _rows(["node", *(_text(short(stage.stage, 40)) for stage in stages), "ready after s"], rows) + more
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _places(report: JobReport) -> int:
+    """Places of seconds behind the point: a short start-up has short stages."""
+    return 1 if report.elapsed_seconds >= 10 else 2 if report.elapsed_seconds >= 1 else 3
+
+
+def _seconds(value: float | None, places: int) -> str:
+    return "-" if value is None else f"{value:.{places}f}"

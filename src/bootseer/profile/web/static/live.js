@@ -3,8 +3,11 @@
 const { mark, keys } = document.currentScript.dataset;
 const query = new URLSearchParams({ mark, keys: keys ?? "" });
 const source = new EventSource(`/live?${query}`);
+const news = document.getElementById("news");
+const silent = "The server does not answer: this page may be old.";
+source.onerror = () => { news.textContent = silent; };
+source.onopen = () => { if (news.textContent === silent) news.textContent = ""; };
 source.onmessage = async () => {
-  const news = document.getElementById("news");
   const main = document.querySelector("main");
   if (main.contains(document.activeElement)) {
     news.textContent = "There is something newer: load the page again.";
@@ -17,6 +20,6 @@ source.onmessage = async () => {
     main.replaceWith(page.querySelector("main"));
     news.textContent = `Brought up to date at ${new Date().toLocaleTimeString()}.`;
   } catch {
-    news.textContent = "The server does not answer.";
+    news.textContent = silent;
   }
 };
