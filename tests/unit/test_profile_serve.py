@@ -358,6 +358,9 @@ def test_event_files_are_sent_whole_and_in_parts(tmp_path: Path, monkeypatch: py
         assert sent(file, "--to", url, "--token-file", tmp_path / "token")[0] == 0
         monkeypatch.setattr(send, "PART", 1000)
         assert send.send([file], url, TOKEN) == size
+        (tmp_path / "jobs/llm").mkdir(parents=True)
+        start_up().write(tmp_path / "jobs/llm/n1.jsonl")
+        assert send.send([tmp_path / "jobs"], url, TOKEN) == size  # red before: cannot read jobs: Is a directory
         (one,) = looked([tmp_path / "in"]).state.rows.values()
         assert one.startup_seconds == 60.0
         assert events.read(tmp_path / "in").torn == 0

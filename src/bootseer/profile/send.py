@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import time
 import urllib.error
 import urllib.request
@@ -11,28 +12,31 @@ from pathlib import Path
 
 from bootseer.errors import ConfigError, DataError, PrivilegeError, UnavailableError, doing
 from bootseer.profile.events import LINE_LIMIT
+from bootseer.profile.files import Found, find
 
 PART = 32 << 20
 """Most bytes of one body."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 
 
-def send(files: list[Path], url: str, token: str = "", *, timeout: float = 60.0) -> int:
-    """POST all lines of ``files`` to ``url``; returns the number of bytes. Raises `UnavailableError` ``timeout``
-    seconds after it began, `PrivilegeError` when the token is wrong, `ConfigError` when the server refuses what is sent
-    or there is no such address, `DataError` for a file that has no events."""
+def send(paths: list[Path], url: str, token: str = "", *, timeout: float = 60.0) -> int:
+    """POST all lines of the event files ``paths``, or of those below them, to ``url``; returns the number of bytes.
+    Raises `UnavailableError` ``timeout`` seconds after it began, `PrivilegeError` when the token is wrong,
+    `ConfigError` when the server refuses what is sent or there is no such address, `DataError`
+    for a file that has no events."""
     until = time.monotonic() + timeout
     sent = 0
-    for file in files:
-        for part in _parts(file):
-            _post(url, part, token, until)
-            sent += len(part)
+    for path in paths:
+        for file in find(path, (".jsonl",), "events file or job folder"):
+            for part in _parts(file):
+                _post(url, part, token, until)
+                sent += len(part)
     return sent
 
 
-def _parts(file: Path) -> Iterator[bytes]:
+def _parts(file: Found) -> Iterator[bytes]:
     """Whole lines. The last one is left out while its end is not written: a later call sends it. `DataError`."""
-    with doing(f"read {file}"), file.open("rb") as lines:
+    with doing(f"read {file}"), os.fdopen(file.open(), "rb") as lines:
         held = bytearray()
         while line := lines.readline(LINE_LIMIT):
             if not line.endswith(b"\n"):
