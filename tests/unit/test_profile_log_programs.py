@@ -693,6 +693,15 @@ STARTS: dict[str, tuple[dict[str, list[str]], Starts]] = {
         {"n1": [*shown(*MEGATRON_FIRST[:3]), CANCELLED, *later(600, *MEGATRON_FIRST, *MEGATRON_LAST)]},
         {**of(0, {"dist_init": 2, "model_init": 1, "checkpoint_load": 1}), **of(1, MEGATRON)},
     ),
+    "requeued in its first step, which the last rank of another log ends": (
+        {"n1": [*shown(*MEGATRON_FIRST), CANCELLED.replace("00:04", "00:08"), *later(600, *MEGATRON_FIRST)],
+         "n2": later(600, *MEGATRON_LAST)},
+        {**of(0, {**MEGATRON, "first_step": 1}), **of(1, MEGATRON)},
+    ),
+    "begun again in its first step, which the last rank of another log ends": (
+        {"n1": [*shown(*MEGATRON_FIRST), *later(600, *MEGATRON_FIRST)], "n2": later(600, *MEGATRON_LAST)},
+        {**of(0, {**MEGATRON, "first_step": None}), **of(1, MEGATRON)},
+    ),
     "cancelled, and no more": (
         {"n1": [*shown(*MEGATRON_FIRST[:3]), CANCELLED]},
         of(0, {"dist_init": 2, "model_init": 1, "checkpoint_load": 1}),

@@ -58,8 +58,8 @@ def growth(report: GrowthReport, *, limit: int = 20) -> RenderableType:
         counts = (str(one.starts), str(one.jobs), str(one.unfinished))
         rates = (f"{rate:.1f}" for rate in (one.starts_per_job, one.starts_per_day, one.failures_per_day))
         bar = "█" * round(_BAR * (one.p50 or 0.0) / most) if most else ""
-        times = map(_seconds, (one.p50, one.p90))
-        add(sizes, f"{one.name} {one.unit}", (*counts, *rates, *times, _hours(one.held_hours), _lost(one), bar))
+        times, held = map(_seconds, (one.p50, one.p90)), _hours(one.held_hours) if one.attempts_held else "-"
+        add(sizes, f"{one.name} {one.unit}", (*counts, *rates, *times, held, _lost(one), bar))
     stages = _table("size", "stage", "starts", "p50", "p90", "max/median", "own work", "waiting")
     for one in report.sizes:
         for stage in one.stages[: limit or None]:

@@ -138,7 +138,7 @@ def extract(
         for one in of:
             one.look_at(cycle)
         ready = max(one.ready() for one in of)
-        ends = _ends(found, cycle) if ready else _told(of)
+        ends = _ends(found, cycle) if ready else _told(nodes, cycle)
         for one in of:
             if ready < 2:  # one rank speaks for all: nobody makes a step alone
                 one.settle(ends)
@@ -233,11 +233,13 @@ def _ends(found: Found, cycle: int) -> dict[str, int]:
     return {told[one.span]: one.wall for one in found.events if one.ev == "end" and one.span in told}
 
 
-def _told(nodes: Sequence[_Node]) -> dict[str, int]:
-    """When the first step ended, as a rank says of which nothing else is known."""
-    lanes = [lane for one in nodes for lane in one.lanes.values()]
-    begun = max((lane.open[False][2] for lane in lanes if lane.stage == "first_step"), default=0)
-    ends = [lane.stepped for lane in lanes if lane.stepped >= begun > 0]
+def _told(nodes: Sequence[_Node], cycle: int) -> dict[str, int]:
+    """When the first step of this start ended, as a rank says of which nothing else is known."""
+    here = [lane for one in nodes for lane in one.starts.get(cycle, {}).values()]
+    begun = max((lane.open[False][2] for lane in here if lane.stage == "first_step"), default=0)
+    lanes = (lane for one in nodes for lanes in one.starts.values() for lane in lanes.values())
+    until = [one.since[cycle + 1] for one in nodes if cycle + 1 in one.since]
+    ends = [lane.stepped for lane in lanes if 0 < begun <= lane.stepped < min(until, default=lane.stepped + 1)]
     return {"first_step": min(ends)} if ends else {}
 
 
@@ -282,7 +284,8 @@ class _Node:
     def __init__(self, found: Found, identity: tuple[str, str, str, int]) -> None:
         self._found, self._identity = found, identity
         self.starts: dict[int, _Lanes] = {}
-        """By cycle."""
+        self.since: dict[int, int] = {}
+        """By cycle: its lanes, and when its first line was."""
         self._out: defaultdict[str, dict[int | None, _Lane]] = defaultdict(dict)
         """Of each process the ranks that have a stage open."""
         self.look_at(-1)
@@ -305,7 +308,7 @@ class _Node:
             for other in () if pattern.stage else self.lanes.values():
                 self._enter(other, "", when, mark, error="cancelled")
             cycle = max(self.cycle + 1, mark.source.cycle)
-            self.starts[cycle] = _Lanes()
+            self.starts[cycle], self.since[cycle] = _Lanes(), when
             self.look_at(cycle)
             lane, shared = self.lanes[rank, process], self.lanes[None, process]
         if pattern.cycle and not pattern.stage:
