@@ -10,7 +10,8 @@ node that has none of it; ``again`` and ``served``: a mount on a node that had i
 daemon. ``changed``: the command with one of ten packages in another version, ``moved`` the bytes that it stores.
 ``renewed``: another command on a node whose environment of the one before is removed first.
 ``linked-without``: nothing is stored before the command has ended; ``mount-without``: the process that loads servers is
-no copy of the caller, but begins anew; ``renewed-without``: all environments lie in one place of the disk.
+no copy of the caller, but begins anew; ``unpack-without``: one process makes all files; ``renewed-without``: all
+environments lie in one place of the disk.
 Processor seconds are those of the whole command, and of what the daemon does for it, without what goes on behind it.
 """
 
@@ -35,7 +36,7 @@ from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
 from bench.common.report import Report, Run
-from bench.env.without import EARLY, LENT, SPREAD, WITHOUT
+from bench.env.without import EARLY, LENT, SPREAD, WITHOUT, WRITERS
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.errors import BootseerError
 from bootseer.folders import spread
@@ -272,6 +273,7 @@ def compute(made: Report, say: Say) -> Figures:
     )
     found.add("env_gain_early", ">= 5", [100 * one for one in saved], "%")
     found.gain("env_gain_lent", "mount", "mount-without")
+    found.gain("env_gain_writers", "unpack", "unpack-without")
     found.gain("env_gain_spread", "renewed", "renewed-without")
     share = _pairs(made, "changed", "first", lambda ours, other: ours.details["moved"] / other.details["stored"])
     found.add("env_moved_vs_whole", "<= 0.1", share)
@@ -309,7 +311,10 @@ def _run(options: Options, made: Report) -> None:
                 for one in hits[::turn]:
                     one(n)
                 bench.again(n)
-                bench.hit(n, how="unpack")
+                unpack = functools.partial(bench.hit, how="unpack")
+                by_one = functools.partial(unpack, variant="unpack-without", without=WRITERS)
+                for one in (unpack, by_one)[::turn]:
+                    one(n)
             crowded = functools.partial(bench.renewed, variant="renewed-without", without=SPREAD)
             for renewed in (bench.renewed, crowded)[::turn] if "renewed" in parts else ():
                 renewed(n)

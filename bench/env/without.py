@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-EARLY, LENT, SPREAD = "early", "lent", "spread"
+EARLY, LENT, SPREAD, WRITERS = "early", "lent", "spread", "writers"
 """What is stored while the command runs; a process that is a copy of the caller and loads servers; another place of the
-disk for each environment."""
+disk for each environment; processes that make the small files of one that is unpacked."""
 WITHOUT = (sys.executable, "-m", "bench.env.without")
 _PUBLISHER = """
 import sys
@@ -29,6 +29,10 @@ def main() -> None:
         from bootseer import folders
 
         folders.spread = lambda folder: None
+    elif part == WRITERS:
+        from bootseer.blocks.extract import tree
+
+        tree._MANY = 1 << 62
     else:
         background.lend = lambda: None
     cli()

@@ -53,7 +53,10 @@ STARTS = [
 ]  # fmt: skip
 """All variants that are starts, in the order of a round."""
 READINGS = ["read-complete", "read-filled"]
-OTHERS = ["convert", "convert-tools", *READINGS]
+CONVERSIONS = {
+    "convert": conversion.ours, "convert-without": conversion.without_level, "convert-tools": conversion.tools,
+}  # fmt: skip
+OTHERS = [*CONVERSIONS, *READINGS]
 _RECORDINGS = 3
 """Starts that the profile of the others is made of."""
 _DEADLINE = 1000.0
@@ -101,7 +104,7 @@ class Bench:
                 for checkout in (checkouts[:: 1 if number % 2 else -1]) if name in OURS else [HERE]:
                     self.guarded(f"{name}{checkout.suffix}", number, partial(self._start, name, number, checkout))
             if number <= self.options.conversions:
-                for name, convert in (("convert", conversion.ours), ("convert-tools", conversion.tools)):
+                for name, convert in [*CONVERSIONS.items()][:: 1 if number % 2 else -1]:
                     if name in self.variants:
                         self.guarded(name, number, partial(self._conversion, convert, number))
         for name in READINGS:

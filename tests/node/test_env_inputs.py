@@ -416,6 +416,28 @@ def test_a_variable_in_a_file_that_the_command_reads_counts(
         node.release()
 
 
+@pytest.mark.parametrize("line", ["pip install -q x", "python3 -m pip --python v install x", "python3 c.py"])
+def test_settings_of_an_installer_that_a_file_starts_count(node: Node, line: str) -> None:
+    """Also those that were not set. Red before: with an index of its own, a Makefile got what the other index gave."""
+    node.write("a.mk", f"all:; mkdir -p env; test -d none && {line}; cat c.py >env/made\n")
+    node.write("c.py", 'import subprocess\nsubprocess.run(["false", "pip", "-q", "install", "x"])\n')
+    node.write("s.sh", "make -s -f a.mk\n")
+    plain = {"PATH": os.environ["PATH"], "HOME": str(node.work)}
+
+    def run(**more: str) -> str:
+        node.release()
+        return node.run(environ=plain | more).reason
+
+    run()
+    assert run(PIP_TIMEOUT="9") == "hit"
+    assert run(PIP_INDEX_URL="http://user:one@host/one") == (
+        "missed because a variable of pip, which decides what the command reads, has another value"
+    )
+    assert run(PIP_INDEX_URL="http://user:two@host/one") == "hit"
+    assert run(PIP_INDEX_URL="http://user:two@host/two") != "hit"
+    assert run() == "hit"
+
+
 def test_a_hidden_folder_of_the_job_counts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.write(".ws/a.mk", "all:\n\tmkdir -p env; echo $(WHICH) > env/f\n")
     node.write("s.sh", "make -f .ws/a.mk\n")
@@ -642,6 +664,9 @@ def test_where_files_have_no_time_of_birth_what_is_made_stops_no_publication(nod
         ("CONDA_PKGS_DIRS", "moved"),
         ("GOMODCACHE", "moved"),
         ("CCACHE_DIR", "moved"),
+        ("", "home/.yarn/berry/metadata"),
+        ("YARN_GLOBAL_FOLDER", "moved/cache"),
+        ("PNPM_HOME", "moved/store"),
     ],
 )
 def test_caches_of_package_managers_are_no_inputs(node: Node, variable: str, folder: str) -> None:

@@ -473,8 +473,18 @@ def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
         ("npm ci", "npm_config_registry"),
         ("cargo install x", "RUSTFLAGS"),
         ("micromamba create", "CONDA_CHANNELS"),
+        ("pipx install x", "PIP_INDEX_URL"),
+        ("pipx install x", "PIPX_DEFAULT_PYTHON"),
+        ("pnpm install", "npm_config_registry"),
+        ("yarn install", "npm_config_registry"),
+        ("yarn install", "YARN_NPM_REGISTRY_SERVER"),
+        ("bundle install", "BUNDLE_MIRROR__ALL"),
     ):
         assert build(tool) == build(tool, PIP_CACHE_DIR="/x", UV_CACHE_DIR="/x", CARGO_HOME="/x", PIP_TIMEOUT="9")
+        how_many = ("POETRY_INSTALLER_MAX_WORKERS", "npm_config_maxsockets", "CONDA_FETCH_THREADS", "BUNDLE_JOBS")
+        own_things = ("PNPM_HOME", "npm_config_store_dir", "YARN_GLOBAL_FOLDER", "PDM_CHECK_UPDATE")
+        for other in (*how_many, *own_things, "PIP_ROOT_USER_ACTION", "PDM_INSTALL_PARALLEL", "YARN_ENABLE_TELEMETRY"):
+            assert build(f"{tool}; poetry; pdm; npm", **{other: "4"}) == build(f"{tool}; poetry; pdm; npm"), other
         assert build(tool) != build(tool, **{name: "https://index/one"})
         assert build("make") == build("make", **{name: "https://index/one"})
         assert build(tool) != build(tool, CFLAGS="-O2") != build(tool, CFLAGS="-O3")
@@ -532,6 +542,12 @@ def test_settings_that_were_not_there_count(
         ("npm ci", "package-lock.json", True),
         ("poetry install", "poetry.lock", True),
         ("cargo install --path .", "Cargo.lock", True),
+        ("pnpm install", "pnpm-lock.yaml", True),
+        ("pnpm install", ".npmrc", True),
+        ("yarn install", "yarn.lock", True),
+        ("yarn install", ".yarnrc.yml", True),
+        ("bundle install", "Gemfile.lock", True),
+        ("bundle install", ".bundle/config", True),
         ("pip install x", "limits.txt", True),
         ("pip install ./own && make", "own/a.json", True),
         ("pip install ./own", "own/build/lib/a", False),

@@ -3,7 +3,9 @@ start's end waits for what still reads the layers."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import io
 import mmap
 import os
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from bootseer import env
 from bootseer.blocks.formats.trace import Touch, Trace
@@ -321,6 +324,37 @@ def test_a_source_that_was_stored_before_its_byte_code_gets_its_time_from_its_co
     assert entry.mtime_ns < 1.4e18
     assert struct.pack("<III", 0, entry.mtime_ns // 10**9, 6) in written.getvalue(), "its byte code says so"
     assert struct.pack("<III", 0, int(source.stat().st_mtime), 6) not in written.getvalue()
+
+
+def test_what_was_stored_early_and_renamed_with_its_folder_is_as_if_it_had_been_there(tmp_path: Path) -> None:
+    """Red before: byte code named another time than its source had, and what a wheel had brought was taken for a
+    secret."""
+    written = io.BytesIO()
+    made, contents = tmp_path / "0/new", Contents(written)
+    (made / "m-1.dist-info").mkdir(parents=True)
+    source, text = made / "m.py", "x = 'https://user:hunter2hunter2@example.com/x'\n"
+    source.write_text(text)
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    (made / "n.py").write_text("x = 1\n")
+    (made / "m-1.dist-info/RECORD").write_text(f"m.py,sha256={digest},{len(text)}\n")
+
+    def early() -> None:
+        with beneath.folder(tmp_path) as root:
+            files = [File(root, path, status) for path, status in scan.walk(tmp_path)]
+            [*contents.early([file for file in files if stat.S_ISREG(file.status.st_mode)], time.time() + 1)]
+
+    early()
+    py_compile.compile(str(made / "n.py"), doraise=True)
+    early()
+    made.rename(tmp_path / "0/old")
+    content = read_layers(contents, 1, tmp_path)
+    assert not content.secrets
+    entries = {entry.path: entry for entry in content.entries}
+    assert entries["0/old/n.py"].mtime_ns < 1.4e18
+    (code,) = (entry for path, entry in entries.items() if path.endswith(".pyc"))
+    says = struct.pack("<III", 0, entries["0/old/n.py"].mtime_ns // 10**9, 6)
+    data = (tmp_path / code.path).read_bytes()
+    assert code.data == blake3(data[:4] + says + data[16:]).hexdigest()
 
 
 def test_what_settled_early_is_not_read_again(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from bootseer.errors import FullError, UnavailableError
 from bootseer.objects import Store, lease, open_store
 from bootseer.objects.folder import FolderStore
-from bootseer.objects.lease import Lease, Progress, Turn, take_turn
+from bootseer.objects.lease import Lease, Turn, take_turn
 from support.waits import later, until
 
 NAME = "env/" + 64 * "a"
@@ -43,21 +43,6 @@ def held(store: Store, number: int, **more: object) -> None:
     """A lease of a node that renews it no more."""
     data = msgspec.json.encode(Lease(node="n0", run="1", **more))  # type: ignore[arg-type]
     store.put(f"leases/{NAME}/{number}", data, overwrite=True)
-
-
-def test_near_the_end_of_a_publication_nodes_look_more_often(
-    store: FolderStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease, "POLL", 4.0)
-    held(store, 0, progress=Progress(elapsed=9, since=9, left=10, rate=100))
-    looked, get = threading.Event(), store.get
-    monkeypatch.setattr(store, "get", lambda *args, **more: looked.set() or get(*args, **more))
-    other = later(lambda: turn(store, lambda: True))
-    assert looked.wait(60)
-    began = time.monotonic()
-    store.delete(f"leases/{NAME}/0")
-    assert other.result(60) == Turn()
-    assert time.monotonic() - began < 3.0
 
 
 def test_one_leads_and_what_was_known_before_the_wait_is_looked_at_again(store: FolderStore) -> None:

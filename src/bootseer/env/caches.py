@@ -33,7 +33,10 @@ GOCACHE                 .cache/go-build
 npm_config_cache        .npm
 NPM_CONFIG_CACHE        .npm
 YARN_CACHE_FOLDER       .cache/yarn
+YARN_GLOBAL_FOLDER      .yarn/berry             cache metadata index
 npm_config_store_dir    .local/share/pnpm/store
+PNPM_HOME               .local/share/pnpm       store
+XDG_DATA_HOME           .local/share            pnpm/store
 BUN_INSTALL_CACHE_DIR   .bun/install/cache
 DENO_DIR                .cache/deno
 CCACHE_DIR              .ccache

@@ -9,7 +9,6 @@ import os
 import select
 import threading
 import time
-from pathlib import Path
 
 from bootseer.env.generation import Held
 from bootseer.errors import logged
@@ -22,8 +21,6 @@ _CLASS = 0x01 | 0x02 | 0x10  # close on exec, do not wait, no limit of the queue
 _ADD_FILE_SYSTEM = 0x01 | 0x100
 _OPEN = 0x20
 _READ = 4 << 10
-_ENOUGH = 2
-"""So many times in a row a cache is restored that nothing uses; the start after them does without."""
 
 
 class Use:
@@ -96,32 +93,3 @@ class Use:
                 found = os.fstat(fd)
                 os.close(fd)
                 self._seen.add((found.st_dev, found.st_ino))
-
-
-class Refusals:
-    """How often in a row a cache was restored on this node and not used."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "unused"
-
-    def take(self) -> bool:
-        """Whether this start is to do without; the next one tries again, with what this one compiles."""
-        enough = self._count() >= _ENOUGH
-        if enough:
-            self.note(used=True)
-        return enough
-
-    def note(self, *, used: bool) -> None:
-        """What the start that ends its first step now has seen."""
-        with contextlib.suppress(OSError):
-            if used:
-                self.path.unlink(missing_ok=True)
-            else:
-                self.path.write_text(str(self._count() + 1))
-
-    def _count(self) -> int:
-        try:
-            text = self.path.read_text()
-        except OSError:
-            return 0
-        return int(text) if text.isdecimal() and len(text) < 6 else 0

@@ -42,6 +42,7 @@ _AT_ONCE = 4 << 20
 _SINCE, _SPAN = 0x30000000, 0x20000000
 """Times of sources (seconds): before 2013, so that a change by the job is never taken for what was compiled."""
 _BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc$")
+_MOVED = pattern(r"\.pyc?$|\.dist-info/(?:RECORD|direct_url\.json)$")
 _PROBED = 8192
 """Bytes among which a NUL says that a file is binary; such are not searched, see `SecretScan.look`."""
 
@@ -120,6 +121,9 @@ class Contents:
         suspects, self._suspects = {file.path for file in self._suspects}, []
         for path in (self._early | suspects) - {file.path for file in files}:
             self._scan.forget(_below_target(path))
+        for file in files if self._early else ():
+            if file.path not in self._early and _MOVED.search(file.path):  # what they say depends on where they lie
+                self._placed.pop(state_of(file.status), None)
         for unit in _units(files):
             self._unit(unit)
         if found := list(self._scan.findings()):

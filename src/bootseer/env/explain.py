@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
-from bootseer.env import hardware
+from bootseer.env import hardware, variables
 from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.env.key import KeyDocument
@@ -96,11 +96,7 @@ def input_changes(old: Observed, new: Observed) -> list[str]:
     both = sorted(old.files.keys() & new.files.keys())
     out = [f"{path}, which the command reads, changed" for path in both if old.files[path] != new.files[path]]
     names = sorted(old.variables.keys() | new.variables.keys())
-    out += [
-        f"{hardware.SHOWN.get(name) or f'the variable {name}'} changed"
-        for name in names
-        if old.variables.get(name) != new.variables.get(name)
-    ]
+    out += [f"{variables.shown(name)} changed" for name in names if old.variables.get(name) != new.variables.get(name)]
     names = sorted(old.names.keys() & new.names.keys())
     out += [f"{name} leads elsewhere" for name in names if old.names[name] != new.names[name]]
     out += [f"{path} is read now" for path in sorted(new.files.keys() - old.files.keys())]

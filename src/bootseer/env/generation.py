@@ -141,17 +141,12 @@ def generations(store: Store, key: str, config: Config) -> list[SnapshotManifest
     return [one for _, one in sorted(found, key=lambda item: -item[0])]
 
 
-def folder_of(cache: Cache, config: Config) -> Path:
-    """The folder of this host that holds the cache, when it is held."""
-    return Path(config.cache_dir).absolute() / "caches" / cache.document.key[:24] / "0"
-
-
 class Held:
     """A cache on this node. ``said`` tells people how it began."""
 
     def __init__(self, cache: Cache, store_url: str, config: Config) -> None:
         self.cache, self.store_url, self.config = cache, store_url, config
-        self.folder = folder_of(cache, config)
+        self.folder = Path(config.cache_dir).absolute() / "caches" / cache.document.key[:24] / "0"
         self.restored: SnapshotManifest | None = None
         self.said = "cold"
         self.group: overlay.Group | None = None

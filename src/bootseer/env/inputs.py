@@ -19,7 +19,7 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.config import Config
-from bootseer.env import hardware, names, remembered
+from bootseer.env import hardware, names, remembered, variables
 from bootseer.env.credentials import (
     holds_credentials,
     holds_password,
@@ -191,7 +191,7 @@ class Digests:
 
     def variable(self, name: str) -> str | None:
         """What is compared of the variable ``name``; None when it is not set, ``"?"`` when that is too much."""
-        if (value := self._spec.env.get(name, hardware.value(name))) is None:
+        if (value := variables.value(name, self._spec.env)) is None:
             return None
         if name not in self._variables:
             self._slow_left -= 1
@@ -208,7 +208,7 @@ class Digests:
             if self.variable(name) != value:
                 if name in hardware.SHOWN:
                     return f"{hardware.SHOWN[name]} of this node is another, and the command asks for it"
-                return f"the variable {name}, which decides what the command reads, has another value"
+                return f"{variables.shown(name)}, which decides what the command reads, has another value"
         for path, digest in sorted(inputs.files.items()):
             if (found := self.of(path)) not in ("", digest):
                 return f"{path}, which the command reads, changed"

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from bootseer.env import hardware
+from bootseer.env.credentials import remove_from_variable
 from bootseer.patterns import pattern
 
 _USED = pattern(
@@ -67,8 +68,12 @@ _INDIRECT = pattern(r"\beval\b|\$\{!\w+\}")
 _NAME_GIVEN = pattern(r"=[\"']?([A-Za-z_]\w*)\b")
 _TOOLS = {
     "pip": ("PIP_",),
+    "pipx": ("PIPX_", "PIP_"),
     "uv": ("UV_",),
     "npm": ("NPM_CONFIG_", "npm_config_"),
+    "pnpm": ("PNPM_", "pnpm_config_", "NPM_CONFIG_", "npm_config_"),
+    "yarn": ("YARN_", "yarn_", "NPM_CONFIG_", "npm_config_"),
+    "bundle": ("BUNDLE_",),
     "cargo": ("CARGO_", "RUSTFLAGS", "RUSTUP_TOOLCHAIN"),
     "conda": ("CONDA_", "MAMBA_"),
     "poetry": ("POETRY_",),
@@ -78,16 +83,35 @@ _TOOLS = {
     "wget": ("WGETRC",),
 }
 _SAME_AS = {"uvx": "uv", "npx": "npm", "mamba": "conda", "micromamba": "conda", "pip3": "pip"}
+_STARTED = pattern(
+    rf"\b({'|'.join([*_TOOLS, *_SAME_AS])})\b(?=[\"', \t](?:[^\n;&|]{{0,60}}?[\"', \t])?"
+    r"(?:add|ci|create|exec|i|install|pip|run|sync|tool|update|venv|wheel)\b)"
+)
 _NO_MATTER = pattern(
-    r"(?i)(?:CACHE|TIMEOUT|RETRIES|PROGRESS|QUIET|VERBOSE|COLOR|CONCURREN|VERSION_CHECK|_INPUT$|_LOG(?:_|$|LEVEL)|_CERT$|CAFILE|PROXY"
+    r"(?i)(?:CACHE|STORE_DIR|GLOBAL_FOLDER|PNPM_HOME|WORKERS|MAXSOCKETS|THREADS|PARALLEL|_JOBS$|CHECK_UPDATE|TELEMETRY|ROOT_USER_ACTION"
+    r"|TIMEOUT|RETRIES|PROGRESS|QUIET|VERBOSE|COLOR|CONCURREN|VERSION_CHECK|_INPUT$|_LOG(?:_|$|LEVEL)|_CERT$|CAFILE|PROXY"
     r"|SHLVL|PROMPT|_EXE$|CARGO_HOME|NPM_CONFIG_(?:PREFIX|USERCONFIG|UPDATE_NOTIFIER|FUND|AUDIT)|_AUTH|AUTHTOKEN|USERNAME|HTTP_BASIC|PYPI_TOKEN)"
 )
 """Of installers: where they keep and how they show things, and their logins."""
 _PYTHON = (".python-version", ".python-versions")
+_PIP = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf", "$PIP_CONFIG_FILE", "$VIRTUAL_ENV/pip.conf")
+_NPM = ("/etc/npmrc", "~/.npmrc", "$NPM_CONFIG_USERCONFIG", ".npmrc")
 SETTINGS = {
-    "pip": ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf", "$PIP_CONFIG_FILE", "$VIRTUAL_ENV/pip.conf"),
+    "pip": (
+        _PIP := (
+            "/etc/pip.conf",
+            "~/.pip/pip.conf",
+            "~/.config/pip/pip.conf",
+            "$PIP_CONFIG_FILE",
+            "$VIRTUAL_ENV/pip.conf",
+        )
+    ),
+    "pipx": _PIP,
     "uv": ("/etc/uv/uv.toml", "~/.config/uv/uv.toml", "$UV_CONFIG_FILE", "uv.toml", "pyproject.toml", *_PYTHON),
-    "npm": ("/etc/npmrc", "~/.npmrc", "$NPM_CONFIG_USERCONFIG", ".npmrc"),
+    "npm": _NPM,
+    "pnpm": (*_NPM, "~/.config/pnpm/rc", "pnpm-workspace.yaml", ".pnpmfile.cjs"),
+    "yarn": (*_NPM, "~/.yarnrc", "~/.yarnrc.yml", ".yarnrc", ".yarnrc.yml"),
+    "bundle": ("~/.bundle/config", ".bundle/config"),
     "cargo": ("~/.cargo/config.toml", "$CARGO_HOME/config.toml", ".cargo/config.toml", "rust-toolchain.toml"),
     "conda": ("/etc/conda/.condarc", "~/.condarc", "~/.mambarc", "$CONDARC"),
     "poetry": ("~/.config/pypoetry/config.toml", "poetry.toml"),
@@ -100,6 +124,9 @@ PROJECTS = {
     "pip": ("pyproject.toml", "setup.py", "setup.cfg"),
     "uv": ("uv.lock", "pylock.toml", "setup.py", "setup.cfg"),
     "npm": ("package.json", "package-lock.json", "npm-shrinkwrap.json"),
+    "pnpm": ("package.json", "pnpm-lock.yaml"),
+    "yarn": ("package.json", "yarn.lock"),
+    "bundle": ("Gemfile", "Gemfile.lock"),
     "cargo": ("Cargo.toml", "Cargo.lock"),
     "poetry": ("pyproject.toml", "poetry.lock"),
     "pdm": ("pyproject.toml", "pdm.lock"),
@@ -135,7 +162,7 @@ def counted(texts: Collection[str], env: Mapping[str, str], *, all_tools: bool) 
 
 def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
     """The names of variables that may decide what a program does with the text of a file that it reads: set ones, and
-    those in capitals that neither ``env`` nor the text sets."""
+    those in capitals that neither ``env`` nor the text sets, and those of the installers that it starts (`value`)."""
     first, kinds = _uses(text)
     names = set(filter(decides, first))
     unset = {name for name in names if name.isupper() and name not in env and kinds[name]}
@@ -147,7 +174,24 @@ def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
         | {name for name in names if name in env and not _is_set(text, name, first[name])}
         | _by_name(text, env)
         | hardware.counted(text)
+        | {f"_{_SAME_AS.get(tool, tool)}" for tool in _STARTED.findall(text)}
     )
+
+
+def value(name: str, env: Mapping[str, str]) -> str | None:
+    """What is compared of ``name``: a variable, the processor or the GPUs (`hardware`), or the settings of an installer
+    (``_pip``), with digests of their values. None where there is none."""
+    if name not in env and name[:1] == "_" and (prefixes := _TOOLS.get(name[1:])):
+        set_ones = sorted(one for one in env if one.startswith(prefixes) and not _NO_MATTER.search(one))
+        return "\n".join(f"{one}={remove_from_variable(one, env[one])}" for one in set_ones) or None
+    return env.get(name, hardware.value(name))
+
+
+def shown(name: str) -> str:
+    """``name`` for people."""
+    if name[:1] == "_" and name[1:] in _TOOLS:
+        return f"a variable of {name[1:]}"
+    return hardware.SHOWN.get(name) or f"the variable {name}"
 
 
 def _by_name(text: str, env: Mapping[str, str]) -> set[str]:

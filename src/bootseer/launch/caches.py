@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from bootseer.config import Config
 from bootseer.env import cachekey, cachekinds, generation
-from bootseer.env.cacheuse import Refusals, Use
+from bootseer.env.cacheuse import Use
 from bootseer.env.generation import Cache, Held
 from bootseer.env.publication import Publication
 from bootseer.errors import BootseerError, logged
@@ -62,7 +62,6 @@ class Caches:
         """``auto``: nobody expects that the programs use all of ``kinds``."""
         self._kinds, self._auto = list(kinds), auto
         self._cache, self._store, self._config, self._job = cache, store_url, config, job
-        self._refusals = Refusals(generation.folder_of(cache, config).parent)
         self._held: Held | None = None
         self._use: Use | None = None
         self._used = set[str]()
@@ -75,15 +74,11 @@ class Caches:
 
     def begin(self) -> str:
         """How it begins, in words. There may be no cache at all afterwards."""
-        enough = self._refusals.take()
         try:
-            self._held = generation.restore(self._cache, self._store, self._config, job=self._job, use=not enough)
+            self._held = generation.restore(self._cache, self._store, self._config, job=self._job)
         except (BootseerError, OSError) as exc:
             log.warning("%s; the programs use no cache of ours", exc)
             return f"no cache: {exc}"
-        if enough:
-            self._held.said = "cold: it was restored twice and not used; the next start tries again"
-            log.warning("%s", self._held.said)
         if not self._cache.image:  # in a container they lie at one place on all nodes
             with logged(log.warning, "cannot lead the caches here"):
                 self._held.lead_here()
@@ -127,8 +122,6 @@ class Caches:
         said = f"restored {restored}, used {'?' if used is None else len(used)}, compiled {compiled} anew"
         if used is not None:
             self._used = used
-            if used or compiled or seconds:  # else it ended before it came to that
-                self._refusals.note(used=bool(used))
             if not used:
                 log.warning("the cache was restored and not used: %s", said)
         if held.restored and held.restored.seconds and seconds:

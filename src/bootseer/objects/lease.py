@@ -306,13 +306,7 @@ class _Contest:
                     waiting, left = True, self._until - now
                     log.warning("waiting for %s, which %s, at most %.0f s", _who(lease), self._work, left)
                     shown.enter_context(emit.span("wait", node=_who(lease), work=self._work))
-                pause = _pause(lease.progress if lease else None, time.monotonic() - since)
-                time.sleep(min(pause, max(0.0, self._until - now)))
-
-
-def _pause(told: Progress | None, since: float) -> float:
-    """Seconds until the next look at a lease that said so ``since`` then: at the end of a publication it is soon."""
-    return min(POLL, max(POLL / 4, told.left / told.rate - since)) if told and told.rate else POLL
+                time.sleep(min(POLL, max(0.0, self._until - now)))
 
 
 def this_node() -> str:
