@@ -667,6 +667,7 @@ def test_where_files_have_no_time_of_birth_what_is_made_stops_no_publication(nod
         ("", "home/.yarn/berry/metadata"),
         ("YARN_GLOBAL_FOLDER", "moved/cache"),
         ("PNPM_HOME", "moved/store"),
+        ("TMPDIR", "moved/v8-compile-cache-0"),
     ],
 )
 def test_caches_of_package_managers_are_no_inputs(node: Node, variable: str, folder: str) -> None:

@@ -39,6 +39,7 @@ PNPM_HOME               .local/share/pnpm       store
 XDG_DATA_HOME           .local/share            pnpm/store
 BUN_INSTALL_CACHE_DIR   .bun/install/cache
 DENO_DIR                .cache/deno
+TMPDIR                  /tmp                    v8-compile-cache-0 node-compile-cache
 CCACHE_DIR              .ccache
 SCCACHE_DIR             .cache/sccache
 GRADLE_USER_HOME        .gradle                 caches
