@@ -878,7 +878,10 @@ LED = {
     "what make includes": (
         "make -sf - <<'E'\n-include local.mk\nall:\nE\n:", "echo X=2 >local.mk", "{work}/local.mk is new",
     ),
-    "more settings of a project": ("cat {out}/p/pyproject.toml", ">{out}/p/MANIFEST.in", "{out}/p/MANIFEST.in is new"),
+    "more settings of a project": (
+        "(cd {out}/g && python3 -c 'import setuptools as s; s.setup()' -q egg_info -e {work}/env)",
+        ">{out}/g/MANIFEST.in", "{out}/g/MANIFEST.in is new",
+    ),
     "a name in a list": (
         'python3 -c \'import configparser as c; c.ConfigParser().read(["{out}/z.ini", "{out}/a.ini"])\'',
         ">{out}/a.ini", "{out}/a.ini is new",
@@ -911,6 +914,34 @@ LED = {
         "{out}/r/.git/index, which the command reads, changed",
     ),
     "a settings file of curl": ("curl -sV", "echo '--silent' >{out}/v1/.curlrc", "{out}/v1/.curlrc is new"),
+    "a folder whose name is put together": (
+        "[ -d {out}/$(echo c) ] || echo no", "mv {out}/c {out}/d", "{out}/c, which the command looks for, is not here",
+    ),
+    "a folder that it enters": (
+        "bash -c 'cd {out}/$(echo c) || :'", "mv {out}/c {out}/d", "{out}/c, which the command looks for, is not here",
+    ),
+    "a folder in place of which a file is": (
+        "test -e {out}/$(echo c)", "rm -r {out}/c; >{out}/c", "{out}/c, which the command looks for, is a file here",
+    ),
+    "a program in place of a file": (
+        'python3 -c \'import os; os.access("{out}/c/a" + ".conf", os.X_OK)\'', "chmod +x {out}/c/a.conf",
+        "the program {out}/c/a.conf, which the command looks for, is here",
+    ),
+    "a program that a program looks for": (
+        "python3 -c 'import shutil; print(shutil.which(\"some-\" + \"tool\"))'", "cp {out}/v1/tool {out}/v1/some-tool",
+        "the program some-tool, which the command looks for, is here",
+    ),
+    "a link that a program follows": (
+        'python3 -c \'print(open("{out}/" + "v/f").read())\'', "ln -sfn v2 {out}/v",
+        "{out}/v/f leads to {out}/v2/f here, not to {out}/v1/f",
+    ),
+    "what make depends on": (
+        "printf 'all: {out}/c/$(X).conf; echo 1' | make -sf - X=a || :", "rm {out}/c/a.conf",
+        "{out}/c/a.conf, which the command looks for, is not here",
+    ),
+    "a file of the home": (
+        "[ -e ~/$(echo f) ] || echo no", "HOME={out}/g", "{out}/g/f, which the command looks for, is not here",
+    ),
     "what a shell reads first": ("bash -c 'echo $X' >env/made", "BASH_ENV={out}/v2/f", "BASH_ENV"),
 }  # fmt: skip
 
@@ -987,6 +1018,27 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
     result = node.run()
     assert (result.outcome, result.reason) == (Outcome.RAN_AND_PUBLISHED, f"missed because {reason}")
     node.release()
+    assert node.run().reason == "hit"
+
+
+def test_what_is_met_in_a_list_or_of_one_start_is_no_name(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What jobs write, the folder for temporary files, what was only written to, a program that was started."""
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    (tmp_path / "tool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", f"{tmp_path}/one")
+    node.write("slurm-1.out", "")
+    node.write("log", "")
+    (tmp_path / "one/x").mkdir(parents=True)
+    node.write("s.sh", "mkdir -p env; ls -l . >env/made; echo x >>log; [ -d $TMPDIR/x ]; ls -l $TMPDIR; tool\n")
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    node.release()
+    for path in (node.work / "slurm-1.out", node.work / "log", tmp_path / "tool"):
+        path.unlink()
+    shutil.rmtree(tmp_path / "one")
+    monkeypatch.setenv("TMPDIR", f"{tmp_path}/two")
     assert node.run().reason == "hit"
 
 

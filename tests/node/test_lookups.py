@@ -206,8 +206,10 @@ def test_names_that_are_no_inputs(tmp_path: Path) -> None:
     ]
     absent = [*wanted, *(f"{tmp_path}/{name}" for name in other)]
     env = {"HOME": f"{tmp_path}/home", "DEPLOY_TOKEN": "hunter2", "API_KEY": "home"[:3], "SECRET": "S3cr3t-S3cr3t"}
-    found = names.in_vain(absent, {f"{tmp_path}/made"}, env, f"{tmp_path}/work", lambda _: True)
-    assert sorted(found) == sorted([*wanted, "~/rc"])
+    lookups = Lookups()
+    lookups.absent, lookups.made = set(absent), {f"{tmp_path}/made"}
+    found = names.seen(lookups, env, f"{tmp_path}/work", [], lambda _: True)
+    assert dict(found) == dict.fromkeys([*wanted, "~/rc"], "")
     (tmp_path / "b/.x").mkdir(parents=True)
     (tmp_path / "b/.x/rc").touch()
     looked_up = {"~/.x/rc": ""}

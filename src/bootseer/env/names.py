@@ -1,22 +1,26 @@
-"""Names by which a set-up command finds files: where links lead, which program ``PATH`` finds, which file it looked for
-in vain, which variables hold folders of files that it read.
+"""Names by which a set-up command finds files: where links lead, which program ``PATH`` finds, which file it looked
+for, in vain or not, which variables hold folders of files that it read.
 
-The kernel tells only of files that were opened, by their true paths. So the words of the command and of its scripts are
-looked at.
+Which files were opened is known by their true paths; by which paths a command looked, from `bootseer.kernel.lookups`.
+What lists folders looks for no name: of that the words of the command and of its scripts tell.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from bootseer.env.credentials import may_be_secret
 from bootseer.env.variables import decides, expanded
+from bootseer.kernel.lookups import Lookups
+from bootseer.kernel.opens import Opens
 from bootseer.patterns import pattern
 
 log = logging.getLogger(__name__)
@@ -24,12 +28,6 @@ log = logging.getLogger(__name__)
 MOST, _WORDS = 5000, 20_000
 """Names, and words of texts that are looked at: the job waits."""
 _WORD = pattern(r"[^\s\"'`;&|<>()=,\[\]]+")
-_FOUND = pattern(
-    r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[de][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
-    r"|\b(?:exists|isdir|existsSync|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_dir)))\(\s*[\"']([^\"'\n]+)[\"']"
-)
-"""Where it decides that something is there, or that it is not."""
-_RUNNABLE = pattern(r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-x[ \t]+[\"']?([^\s\"'`;&|<>()\]]+)")
 _ENTERED = pattern(r"\b(?:cd|pushd)[ \t]+([^\s;&|<>()`]+)")
 _REMOVES = pattern(r"\b(?:rm|find|tar|rsync|git)[ \t][^\n;&|]*")
 """Of these a pattern is no input."""
@@ -52,6 +50,9 @@ _DEFAULT = pattern(r"\$\{(\w+):?-([^{}$]*)\}")
 _ASKED = pattern(
     r"\b(?:command[ \t]+-[vV]|which|hash|type(?:[ \t]+-\w+)?)[ \t]+([\w.+-]+)|\bwhich\(\s*[\"']([\w.+-]+)[\"']"
 )
+_LASTING = ("HOME", "PATH", "SHELL", "PWD", "OLDPWD", "BASH_ENV")
+"""Of the variables of one start these name folders of others, too."""
+_PLAIN_WORD = pattern(r"[\w.@+-]+")
 _IMPORTED = pattern(r"(?m)^[ \t]*(?:import|from)[ \t]+([A-Za-z_]\w*)")
 _STARTED = pattern(r"\bpython[\d.]*[ \t]+(?:-\w+[ \t]+){0,8}([^\s\"';&|]+\.py)\b")
 _SOURCES, _FOLDERS, _VALUES, _LONGEST = 20, 100, 20, 4096
@@ -73,18 +74,10 @@ _SECRET = 12
 """Characters of a secret that is looked for within names, too: a shorter one may be a word, such as ``test``."""
 _NO_NAME = pattern(r"/__pycache__/|/\.git/|:/")
 """Byte code, whose source counts; what git keeps, whose branches and tags do; a URL that was tried as a path."""
-BESIDE = {
-    **dict.fromkeys(
-        ("pyproject.toml", "setup.py", "setup.cfg"), ("pyproject.toml", "setup.py", "setup.cfg", "MANIFEST.in")
-    ),
-    **dict.fromkeys(("Makefile", "makefile"), ("GNUmakefile", "makefile")),
-    "package.json": (".npmrc", ".npmignore", "package-lock.json", "npm-shrinkwrap.json"),
-    "Cargo.toml": ("build.rs", "Cargo.lock", "rust-toolchain", "rust-toolchain.toml", ".cargo/config.toml"),
-    "CMakeLists.txt": ("CMakePresets.json", "CMakeUserPresets.json"),
-    "go.mod": ("go.sum", "go.work", "vendor/modules.txt"),
-    "HEAD": ("info/attributes",),
-}
-"""What tools look for, beside a file that they read, without any text that says so."""
+BESIDE = dict.fromkeys(("Makefile", "makefile"), ("GNUmakefile", "makefile"))
+"""What make takes instead of a file that it read: it lists the folder, and looks for no name."""
+_NO_MATTER = {"lsb_release"}
+"""Programs that pip starts where they are there, to name the system to an index."""
 _NO_PATTERN = re.compile(r"[$`{}\0\\^]|:/")
 _NO_PATH = re.compile(r"[$`*?{}\0]|://")
 
@@ -96,65 +89,126 @@ def looked_up(
     work: str,
     read: Collection[str],
     counts: Callable[[str], bool],
-    is_old: Callable[[str], bool],
 ) -> dict[str, str]:
-    """Name -> where it leads, for a program that was ``started`` or a link in a path; empty for a module that would be
-    found before one that was ``read``, and that is not there. With a `?` before it: a program that ``scripts`` ask for;
-    with a `!` a path that they find. ``counts``: whether a path may be an input; ``is_old``: whether it is there, and
-    not by the command. Each script comes with its folder, empty for what the command has made."""
-    found, above = dict[str, str](), _folders(read)
-    homes, given = zip(*scripts, strict=True)
-    texts, known = _plain(given, env, work)
+    """Name -> where it leads, for a program that was ``started``; empty for a module that would be found before one
+    that was ``read``, and that is not there. With a `?` before it: a program that ``scripts`` ask for. ``counts``:
+    whether a path may be an input. Each script comes with its folder, empty for what the command has made."""
+    found = dict[str, str]()
+    texts, known = _plain((text for _, text in scripts), env, work)
     asked = dict.fromkeys(name for text in texts for pair in _ASKED.findall(text) for name in pair if name)
     for name in itertools.islice(asked, MOST):
         found[f"?{name}"] = _program(name, env)
     for name in started:
         if (program := _program(name, env)) in read:
             found[name] = program
-    for path in _named(texts, known, work):
-        real = os.path.realpath(path)
-        if real != path and (real in read or real in above or (os.path.islink(path) and counts(path))):
-            found[path] = real
-    works = [*dict.fromkeys([*_works(texts, known, work), *filter(None, dict.fromkeys(homes))])][: 2 * _SOURCES]
     for path in itertools.islice(_before(texts, known, work, read), MOST):
         if counts(path) and counts(f"{path}/.") and not os.path.exists(path):
             found[path] = ""
-            if len(found) >= MOST:
-                log.warning("it looks for more than %d names; the others do not count", MOST)
-                break
-    for path in itertools.islice(_whole(_words(texts, _FOUND), known, works), MOST):
-        if counts(path) and counts(f"{path}/.") and is_old(path):
-            found[f"!{path}"] = path
-    runnable = _words(texts, _RUNNABLE)
-    for one in works:
-        for path in itertools.islice(_whole(runnable, known, [one]), MOST):
-            if counts(path) and (is_old(path) if os.path.exists(path) else one == work):
-                found[f"?{path}"] = _program(path, env)
-    return dict(sorted(found.items())[:MOST])
+    return found
 
 
-def in_vain(
-    absent: Collection[str], made: Collection[str], env: Mapping[str, str], work: str, counts: Callable[[str], bool]
-) -> Iterator[str]:
-    """Of the paths ``absent``, which a command looked for in vain, those that may be inputs: not below folders that it
-    ``made`` and may have removed, nor where another one says the same. Below the home folder also as ``~/``, where
-    another user's has it."""
-    home = os.path.normpath(env.get("HOME") or "/")
+def seen(
+    lookups: Lookups, env: Mapping[str, str], work: str, read: Collection[str], counts: Callable[[str], bool]
+) -> Iterator[tuple[str, str]]:
+    """Of the paths that a command looked for those that may be inputs, each once: what was not there, but for what lies
+    in folders that it made and may have removed, or where another one says the same; and where those lead that lead
+    elsewhere. Below the home folder also as ``~/``, where another user's has it."""
+    shown, known = _shown(env), {*lookups.absent, *lookups.made}
+    for path in sorted(lookups.absent):
+        if (
+            not known.isdisjoint(_folders([path]))
+            or path in lookups.made
+            or not counts(path)
+            or not counts(f"{path}/.")
+        ):
+            continue
+        if shown(path) and not _NO_NAME.search(path) and not os.path.exists(path):
+            yield path, ""
+            if (own := _in_home(path, env, work)) != path:
+                yield own, ""
+    above, real_of = _folders(read), functools.cache(os.path.realpath)
+    for path in sorted(lookups.found | lookups.opened):
+        real = os.path.join(real_of(os.path.dirname(path)), os.path.basename(path))
+        if is_link := os.path.islink(real):
+            real = os.path.realpath(real)
+        if real != path and (real in read or real in above or (is_link and counts(path))) and shown(path):
+            yield path, real
+
+
+def asked(
+    lookups: Lookups,
+    opens: Opens,
+    env: Mapping[str, str],
+    work: str,
+    read: Collection[str],
+    texts: Iterable[str],
+    counts: Callable[[str], bool],
+    is_old: Callable[[str], bool],
+) -> Iterator[tuple[str, str]]:
+    """Of the paths that a command looked at the kinds of those that may be inputs, each with a `!`: not what was there
+    only through it (not ``is_old``), not what it met in a list of a folder, unless ``texts`` name it and it did not
+    only write to it, no program that started and nothing of one, and nothing in a folder that a variable of one start
+    names. And whether the programs are there that it looked for in ``PATH`` and did not start, each with a `?`."""
+    shown, words = _shown(env), {word for text in texts for word in _PLAIN_WORD.findall(text)}
+    folders = {os.path.normpath(os.path.join(work, one)) for one in (env.get("PATH") or os.defpath).split(":")}
+    looked = {os.path.basename(path) for path in lookups.absent | lookups.found if os.path.dirname(path) in folders}
+    for name in itertools.islice(sorted(looked - _NO_MATTER), MOST):
+        program = _program(name, env)
+        if os.path.basename(program) not in opens.started and (not program or is_old(program)) and shown(name):
+            yield f"?{name}", program
+    apart = [f"{os.path.dirname(path)}/" for path in read if os.path.basename(path) == "pyvenv.cfg"]
+    for path in read:
+        folder, name = os.path.split(path)
+        if name in opens.started and os.path.basename(folder) == "bin" and os.path.isdir(f"{folder}/../lib"):
+            apart.append(f"{os.path.dirname(folder)}/")
+    values = (value.rstrip("/") for name, value in env.items() if not decides(name) and name not in _LASTING)
+    apart += [f"{value}/" for value in values if value.startswith("/") and os.path.dirname(value) not in ("/", "/var")]
+    apart = [folder for folder in apart if not f"{work}/".startswith(folder)]
+    passed = {*_folders([f"{work}/.", f"{env.get('HOME') or '/'}/.", *apart])}
+    for path in sorted(lookups.found - passed):
+        folder, name = os.path.split(path)
+        is_apart = name in opens.started or f"{path}/".startswith(tuple(apart)) or _NO_NAME.search(path)
+        if is_apart or not counts(path) or (path.startswith(f"{work}/") and os.path.realpath(path) in read):
+            continue
+        met = path not in lookups.wanted and os.path.realpath(folder) in opens.folders
+        if met and (name not in words or _file(path) in opens.written - opens.read):
+            continue
+        if is_old(path) and shown(path):
+            yield f"!{_in_home(path, env, work)}", _kind(path)
+
+
+def _in_home(path: str, env: Mapping[str, str], work: str) -> str:
+    """``path``; with ``~`` for the home folder, unless it is the job's own."""
+    home = os.path.normpath(env.get("HOME") or "/").rstrip("/")
+    return f"~{path[len(home) :]}" if path.startswith(f"{home}/") and not path.startswith(f"{work}/") else path
+
+
+def _shown(env: Mapping[str, str]) -> Callable[[str], bool]:
+    """Whether no secret is in a path."""
     hidden = {value for name, value in env.items() if value and may_be_secret(name, value)}
     parts = {value for value in hidden if len(value) >= _SECRET}
-    left, known = MOST, {*absent, *made}
-    for path in sorted(absent):
-        if not known.isdisjoint(_folders([path])) or path in made or not counts(path) or not counts(f"{path}/."):
-            continue
-        is_shown = hidden.isdisjoint(path.split("/")) and not any(value in path for value in parts)
-        is_shown = is_shown and not may_be_secret("", path)
-        if is_shown and not _NO_NAME.search(path) and not os.path.exists(path):
-            yield path
-            if path.startswith(f"{home.rstrip('/')}/") and not path.startswith(f"{work}/"):
-                yield f"~{path[len(home.rstrip('/')) :]}"
-            if not (left := left - 1):
-                log.warning("it looks for more than %d names; the others do not count", MOST)
-                return
+
+    def is_shown(path: str) -> bool:
+        named = not hidden.isdisjoint(path.split("/")) or any(value in path for value in parts)
+        return not named and not may_be_secret("", path)
+
+    return is_shown
+
+
+def _file(path: str) -> tuple[int, int]:
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    return 0, 0
+
+
+def _kind(path: str) -> str:
+    """Empty for what is not there."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return ""
+    return "folder" if stat.S_ISDIR(mode) else "program" if mode & 0o111 else "file"
 
 
 def in_place(text: str, folder: str, work: str) -> str:
@@ -280,12 +334,17 @@ def difference(looked_up: Mapping[str, str], env: Mapping[str, str], is_same: Ca
             if bool(here := _program(name[1:], env)) != bool(there):
                 return f"the program {name[1:]}, which the command looks for, is {'here' if here else 'not here'}"
             continue
+        path = name.removeprefix("!")
+        path = os.path.join(env.get("HOME") or "/", path[2:]) if path.startswith("~/") else path
         if name.startswith("!"):
-            if not os.path.exists(name[1:]):
-                return f"{name[1:]}, which the command looks for, is not here"
-            continue
+            if (kind := _kind(path)) == there:
+                continue
+            if kind and "program" in (kind, there) and "folder" not in (kind, there):
+                return (
+                    f"the program {path}, which the command looks for, is {'here' if kind == 'program' else 'not here'}"
+                )
+            return f"{path}, which the command looks for, is {f'a {kind}' if kind else 'not'} here"
         if not there:
-            path = os.path.join(env.get("HOME") or "/", name[2:]) if name.startswith("~/") else name
             if os.path.exists(path):
                 return f"{path} is new"
             continue
@@ -297,7 +356,8 @@ def difference(looked_up: Mapping[str, str], env: Mapping[str, str], is_same: Ca
 
 def are_plain(looked_up: Mapping[str, str]) -> bool:
     """Whether they are such as are published."""
-    absolute = all(path.startswith("/") and os.path.normpath(path) == path for path in looked_up.values() if path)
+    leads = (path for name, path in looked_up.items() if path and not name.startswith("!"))
+    absolute = all(path.startswith("/") and os.path.normpath(path) == path for path in leads)
     return absolute and all("/" not in name or os.path.normpath(name) == name for name in looked_up)
 
 

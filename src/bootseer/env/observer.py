@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot", "/proc", "/sys", "/dev", "/run"]
 _SYSTEM += ["/var/lib", "/var/cache"]
+_NAMED = ("/usr/", "/bin/", "/sbin/", "/etc/", "/dev/")
+"""Of the folders of the system those in which names count: of programs, and of links that lead elsewhere."""
 _STANDARD_LIBRARY = pattern(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
 _BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc(?:\.\d+)?$")
 _OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|\.git/(?:modules/.*/)?objects/|/[^/]+\.egg-info/")
@@ -73,12 +75,12 @@ class Observer:
         self._failure = ""
         """By which accident nothing is to be published."""
         self._opens: Opens | None = None
-        self._lookups = Lookups()
         self._found: dict[str, FileState] = {}
         self._before: dict[str, bytes] = {}
         """What those held that the command itself has changed."""
         self._spec, self._config, self.began = spec, config, 0
         self._excluded = _excluded(spec, config)
+        self._lookups = Lookups(tuple(one for one in self._excluded if not one.startswith(_NAMED)))
         self._work = spec.cwd if spec.contained else os.path.realpath(spec.folder)
         if spec.contained and not spec.mounts:
             return  # all it reads is in its image
@@ -229,23 +231,18 @@ class Observer:
     def _names(self, opens: Opens, folders: Mapping[str, list[str]]) -> dict[str, str]:
         if self._spec.contained:
             return {}
-        found = names.looked_up(
-            self._placed_scripts(), opens.started, self._spec.env, self._work, self._found, self._counts, self._is_old
-        )
-        asked = (
-            os.path.join(os.path.dirname(path), name)
-            for path in self._found
-            if "/node_modules/" not in path
-            for name in names.BESIDE.get(os.path.basename(path), ())
-        )
-        texts = [text for _, text in self._placed_scripts()]
-        settings = variables.settings_of(texts, self._spec.env, unseen=False)
-        homes = (path for name, path in settings if name.startswith("~"))
-        vain = names.in_vain(self._lookups.absent, self._lookups.made, self._spec.env, self._work, self._counts)
-        found |= {path: "" for path in vain}
-        found |= {path: "" for path in itertools.chain(asked, homes) if self._counts(path) and not os.path.exists(path)}
+        spec, work, scripts = self._spec, self._work, [*self._placed_scripts()]
+        found = names.looked_up(scripts, opens.started, spec.env, work, self._found, self._counts)
+        for path in self._found:
+            folder, name = os.path.split(path)
+            beside = (os.path.join(folder, one) for one in names.BESIDE.get(name, ()))
+            found |= {one: "" for one in beside if self._counts(one) and not os.path.exists(one)}
+        found |= dict(names.seen(self._lookups, spec.env, work, self._found, self._counts))
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
+        texts = [text for _, text in scripts]
+        counts = lambda path: self._counts(path) and self._counts(f"{path}/.") and not self._of_package(f"{path}/")  # noqa: E731
+        found |= names.asked(self._lookups, opens, spec.env, work, self._found, texts, counts, self._is_old)
         shown = {name: real for name, real in found.items() if inputs.is_text(name + real)}
         if len(shown) > names.MOST:
             log.warning("%d names that lead elsewhere do not count: more than %d", len(shown) - names.MOST, names.MOST)

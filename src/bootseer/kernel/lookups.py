@@ -1,10 +1,11 @@
-"""Which paths a command looks for in vain, by programs in the kernel: files that would change what it does, were they
-there.
+"""Which paths a command looks for, by programs in the kernel: those that are not there would change what it does, were
+they there, and those that are, were they not.
 
-At the end of each call that takes a path (open, stat, access, readlink, execve and their kin), when the path was not
-there (ENOENT, ENOTDIR), its text is handed over if the caller is a child of the observed thread, or of such a child,
-and another process. So are changes of the working folder, by which relative paths are understood, and folders that
-were made. Paths that are relative to a descriptor are not followed: who walks a tree by descriptors has listed it.
+At the end of each call that takes a path (open, stat, access, readlink, execve, chdir and their kin), when the path was
+there (a result, or EACCES) or not (ENOENT, ENOTDIR), its text is handed over if the caller is a child of the observed
+thread, or of such a child, and another process; but for those that are there below `_SYSTEM`. Of a program that starts
+this is not known. So are changes of the working folder, by which relative paths are understood, and folders that were
+made. Paths that are relative to a descriptor are not followed: who walks a tree by descriptors has listed it.
 Numbers of processes are the kernel's here, not a container's. Calls of 32-bit programs are not seen, and in a chroot
 paths are not what they seem. Needs root, Linux 5.11 and a kernel that allows programs (not
 ``lockdown=confidentiality``). Concurrency: one thread reads from `begin` to `end`."""
@@ -17,6 +18,7 @@ import os
 import re
 import select
 import struct
+import sys
 import threading
 
 from bootseer.kernel import bpf, libc
@@ -24,11 +26,15 @@ from bootseer.kernel import bpf, libc
 _CALLS: dict[str, tuple[int, int, dict[int, tuple[int, int, int]]]] = {}
 """Machine -> where a call's number lies among the registers that the kernel keeps, how many bytes it has, and, by that
 number, where the path and the folder's descriptor lie (0: none), and what it is."""
-_LOOKS, _MAKES, _ENTERS, _ENTERS_BY_DESCRIPTOR, _FORKS = 1, 2, 3, 4, 5
+_LOOKS, _MAKES, _ENTERS, _ENTERS_BY_DESCRIPTOR, _FORKS, _OPENS, _FINDS = 1, 2, 3, 4, 5, 6, 7
+_SYSTEM = ("/usr", ("/lib", "/sha", "/inc"))
+"""How names begin, and go on, that are there on each node: most that are looked for."""
 _AT_FOLDER, _HEAD, _PATH = -100, struct.Struct("=iiq16s"), 4096
 _REMOVES = (b"rm", b"rmdir")
 """Programs to which it is the same whether something is there."""
-_FAILED = (errno.ENOENT, errno.ENOTDIR)
+_LIST_FIRST = (b"make", b"gmake")
+"""Programs that list a folder when they want one file in it."""
+_ABSENT = (-errno.ENOENT, -errno.ENOTDIR)
 _SIZE, _PROCESSES, _NUMBERS = 32 << 20, 1 << 16, 512
 """Bytes of the queue, about 300,000 paths; processes at once; numbers of calls."""
 _MOST = 1_000_000
@@ -38,12 +44,14 @@ _BUSY, _DISCARDED = 1 << 31, 1 << 30
 
 def _calls() -> None:
     di, si, looks, makes = 112, 104, _LOOKS, _MAKES  # struct pt_regs of x86_64
-    one = dict.fromkeys((2, 4, 6, 21, 89, 59), (di, 0, looks))  # open stat lstat access readlink execve
-    two = dict.fromkeys((257, 262, 267, 269, 322, 332, 437, 439), (si, di, looks))  # openat .. statx openat2 faccessat2
-    enter = {80: (di, 0, _ENTERS), 81: (di, 0, _ENTERS_BY_DESCRIPTOR)}
+    one = dict.fromkeys((4, 6, 21, 89, 59), (di, 0, looks))  # stat lstat access readlink execve
+    two = dict.fromkeys((262, 267, 269, 322, 332, 439), (si, di, looks))  # newfstatat .. statx faccessat2
+    two |= dict.fromkeys((257, 437), (si, di, _OPENS))  # openat openat2
+    enter = {2: (di, 0, _OPENS), 80: (di, 0, _ENTERS), 81: (di, 0, _ENTERS_BY_DESCRIPTOR)}
     _CALLS["x86_64"] = 120, 8, {**one, **two, **enter, 83: (di, 0, makes), 258: (si, di, makes)}
     first, second = 272, 8  # struct pt_regs of arm64: the first argument is kept apart, as its place takes the result
-    two = dict.fromkeys((56, 79, 78, 48, 281, 291, 437, 439), (second, first, looks))
+    two = dict.fromkeys((79, 78, 48, 281, 291, 439), (second, first, looks))
+    two |= dict.fromkeys((56, 437), (second, first, _OPENS))
     enter = {49: (first, 0, _ENTERS), 50: (first, 0, _ENTERS_BY_DESCRIPTOR)}
     _CALLS["aarch64"] = 280, 4, {**two, **enter, 221: (first, 0, looks), 34: (second, first, makes)}
 
@@ -53,10 +61,17 @@ _calls()
 
 class Lookups:
     """Notes, between `begin` and `end`, in ``absent`` the paths (absolute, normal) that children of the calling thread
-    looked for in vain, and in ``made`` the folders that they made."""
+    looked for in vain, in ``found`` those that they looked at (``opened``: opened) and that were there, but for what is
+    below the folders ``ignored`` (each with a ``/`` at its end) and in a folder that they had made, and in ``made`` the
+    folders that they made."""
 
-    def __init__(self) -> None:
+    def __init__(self, ignored: tuple[str, ...] = ()) -> None:
+        self._ignored = ignored
         self.absent: set[str] = set()
+        self.found: set[str] = set()
+        self.opened: set[str] = set()
+        self.wanted: set[str] = set()
+        """Of those `_LIST_FIRST` looked at."""
         self.made: set[str] = set()
         self.failure = ""
         """By which accident ``absent`` is not whole; empty when by none."""
@@ -64,7 +79,7 @@ class Lookups:
         """Whether so many were looked for at once that the kernel kept some of them for itself."""
         self._fds: list[int] = []
         self._attached: list[int] = []
-        self._known: set[bytes] = set()
+        self._known: set[tuple[bytes, bytes, str]] = set()
         self._folders: dict[int, str] = {}
         """Where each process works, as far as it is known."""
         self._begun: dict[int, str] = {}
@@ -138,14 +153,17 @@ class Lookups:
         """At the end of each call, but of this ``process``: register 6 has the caller's registers, 7 the result, 8 the
         caller, 9 the record."""
         code = bpf.Code().get(6, 1, 0).get(7, 1, 8)
-        code.if_is(7, -_FAILED[0], "wanted").if_is(7, -_FAILED[1], "wanted").if_not(7, 0, "out")
-        code.label("wanted").call(bpf.TASK).copy(8, 0).upper(8).if_is(8, process, "out")
+        for result in (*_ABSENT, -errno.EACCES):
+            code.if_is(7, result, "wanted")
+        code.if_more(7, 0x7FFFFFFF, "out").label("wanted").call(bpf.TASK).copy(8, 0).upper(8).if_is(8, process, "out")
         _keyed(code, self._members, bpf.GET).if_is(0, 0, "out")
         code.number(1, 0).put(10, -16, 1)
         code.stack(1, -16).number(2, number_size).copy(3, 6).add(3, number_at).call(bpf.READ_KERNEL)
         code.stack(2, -16).map(1, table).call(bpf.GET).if_is(0, 0, "out").get(1, 0, 0).put(10, -24, 1)
-        code.get(1, 10, -20, 4).if_is(1, 0, "out").if_is(1, _LOOKS, "look").if_not(7, 0, "out").go("send")
-        code.label("look").if_is(7, 0, "out").label("send")
+        code.get(1, 10, -20, 4).if_is(1, 0, "out").if_is(1, _LOOKS, "look").if_is(1, _OPENS, "look")
+        code.if_is(7, 0, "send").if_not(1, _ENTERS, "out").number(1, _LOOKS).label("look").copy(2, 1)
+        code.number(1, _LOOKS).if_is(7, _ABSENT[0], "kind").if_is(7, _ABSENT[1], "kind")
+        code.number(1, _FINDS).if_is(2, _LOOKS, "kind").number(1, _OPENS).label("kind").put(10, -20, 1, 4).label("send")
         code.number(1, 0).put(10, -32, 1, 4).stack(2, -32).map(1, scratch).call(bpf.GET).if_is(0, 0, "out").copy(9, 0)
         code.put(9, 0, 8, 4).get(1, 10, -20, 4).put(9, 4, 1, 4)
         code.number(1, _AT_FOLDER).put(10, -40, 1).get(4, 10, -22, 2).if_is(4, 0, "here")
@@ -155,6 +173,12 @@ class Lookups:
         code.stack(1, -48).number(2, 8).copy(3, 6).get(4, 10, -24, 2).plus(3, 4).call(bpf.READ_KERNEL)
         code.get(3, 10, -48).copy(1, 9).add(1, _HEAD.size).number(2, _PATH).call(bpf.READ_USER_TEXT)
         code.if_more(0, _PATH, "none").go("whole").label("none").number(0, 0).label("whole")
+        code.get(1, 9, 4, 4).if_is(1, _OPENS, "found").if_not(1, _FINDS, "kept")
+        code.label("found").if_more(0, 1, "named").go("out").label("named")  # fstat, and execve, whose text has gone
+        code.get(1, 9, _HEAD.size, 4).if_not(1, _word(_SYSTEM[0]), "kept").get(1, 9, _HEAD.size + 4, 4)
+        for part in _SYSTEM[1]:
+            code.if_is(1, _word(part), "out")
+        code.label("kept")
         return self._send(code.copy(3, 0).add(3, _HEAD.size).copy(2, 9))
 
     def _forks(self, parent: int, child: int) -> bpf.Code:
@@ -206,22 +230,31 @@ class Lookups:
 
     def _take(self, record: bytes) -> None:
         thread, what, folder, program = _HEAD.unpack_from(record)
-        if what == _LOOKS and record[_HEAD.size : _HEAD.size + 1] == b"/":  # most are looked for again and again
-            if record[16:] in self._known:
+        text, here = record[_HEAD.size :].partition(b"\0")[0], self._folders.get(thread, "")
+        if what in (_LOOKS, _FINDS, _OPENS):  # most are looked for again and again
+            known = record[4:8], record[16:], "" if text.startswith(b"/") else f"{folder} {here}"
+            if known in self._known:
                 return
-            self._known.add(record[16:])
+            self._known.add(known)
         if what == _FORKS:
-            self._folders[folder] = self._begun[folder] = self._folders.get(thread, "")
+            self._folders[folder] = self._begun[folder] = here
             return
-        name = os.fsdecode(record[_HEAD.size :].partition(b"\0")[0])
-        path = self._path(thread, name, (folder & 0xFFFFFFFF) - (folder >> 31 & 1) * (1 << 32))
+        path = self._path(thread, os.fsdecode(text), (folder & 0xFFFFFFFF) - (folder >> 31 & 1) * (1 << 32))
         if what in (_ENTERS, _ENTERS_BY_DESCRIPTOR):
             back = self._begun.get(thread, "")  # most go back by a descriptor, as `find -exec`
             self._folders[thread] = path if what == _ENTERS else back
-        elif path and program.rstrip(b"\0") not in _REMOVES:
-            (self.made if what == _MAKES else self.absent).add(path)
-            if len(self.made) + len(self.absent) > _MOST:
-                raise OverflowError(f"more than {_MOST} paths")
+        if not path or what == _ENTERS_BY_DESCRIPTOR or program.rstrip(b"\0") in _REMOVES:
+            return
+        if what == _MAKES:
+            self.made.add(path)
+        elif what == _LOOKS:
+            self.absent.add(path)
+        elif not path.startswith(self._ignored) and os.path.dirname(path) not in self.made:
+            (self.opened if what == _OPENS else self.found).add(path)
+            if what == _FINDS and program.rstrip(b"\0") in _LIST_FIRST:
+                self.wanted.add(path)
+        if len(self.made) + len(self.absent) + len(self.found) + len(self.opened) > _MOST:
+            raise OverflowError(f"more than {_MOST} paths")
 
     def _path(self, thread: int, name: str, folder: int) -> str:
         """Empty when it is not known, as where a text was no longer readable."""
@@ -236,6 +269,11 @@ class Lookups:
 def _keyed(code: bpf.Code, of: int, helper: int) -> bpf.Code:
     """Calls ``helper`` for the entry of a map whose key is the lower half of register 0."""
     return code.put(10, -4, 0, 4).stack(2, -4).map(1, of).call(helper)
+
+
+def _word(text: str) -> int:
+    """Four characters, as a program compares them."""
+    return int.from_bytes(text.encode(), sys.byteorder)
 
 
 def _fork_event() -> tuple[int, int, int]:
