@@ -149,7 +149,7 @@ class TestLogins:
         request = json.dumps(
             {"kind": "CredentialProviderRequest", "apiVersion": version, "image": f"{locked.address}/h"}
         )
-        auth = {"127.0.*.1:*": {"username": USER, "password": PASSWORD}}
+        auth = {f"127.0.*.{locked.address[8:]}": {"username": USER, "password": PASSWORD}}
         answer = {"kind": "CredentialProviderResponse", "apiVersion": version, "cacheKeyType": "Registry", "auth": auth}
         script = f"#!/bin/sh\ntest \"$1 $WHO $(cat)\" = 'get me {request}' && echo '{json.dumps(answer)}'\n"
         for name in ("own", "other"):
@@ -204,7 +204,7 @@ class TestLogins:
             monkeypatch.setattr(providers, "DEADLINE", 0.3 if "sleep" in provider else 60.0)
             (no_logins / "own").write_text(f"#!/bin/sh\n{provider}\n")
             (no_logins / "own").chmod(0o755)
-        each = {"name": "own", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "matchImages": ["*.*.*.*"]}
+        each = {"name": "own", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "matchImages": [locked.address]}
         (no_logins / "kubelet.json").write_text(json.dumps({"providers": [each]}))
         monkeypatch.setenv("BOOTSEER_CREDENTIAL_PROVIDERS", f"{no_logins}:{no_logins}")
         with pytest.raises(kind, match=said) as caught:
@@ -222,7 +222,7 @@ class TestLogins:
                 "{0}/k.json:{0}",
                 "no name",
             ),
-            ("{}", "{0}/k.json", "names no folder"),
+            ("{}", "{0}/k.json", "names no whole folder"),
         ],
     )
     def test_providers_that_are_none(
@@ -270,6 +270,36 @@ class TestLogins:
         with pytest.raises(kind, match=said) as caught:
             oci.open_image(f"{locked.address}/x:v1")
         assert PASSWORD not in str(caught.value)
+
+    @pytest.mark.parametrize("failing", ["provider", "odd answer", "helper", "missing helper"])
+    def test_one_that_fails_does_not_hide_another(
+        self, locked: DockerRegistry, no_logins: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+        caplog: pytest.LogCaptureFixture, failing: str,
+    ) -> None:  # fmt: skip
+        log_in(no_logins, locked.address)
+        fill(locked.address, "x")
+        version, auth = "credentialprovider.kubelet.k8s.io/v1", {"username": USER, "password": PASSWORD}
+        answer = {"kind": "CredentialProviderResponse", "apiVersion": version}
+        good, odd = (json.dumps({**answer, "auth": found}) for found in ({locked.address: auth}, ["odd"]))
+        bad = {"provider": "exit 1", "odd answer": f"echo '{odd}'"}.get(failing)
+        if bad:
+            names = ("bad", "good")
+            for name, script in zip(names, (bad, f"echo '{good}'"), strict=True):
+                (no_logins / name).write_text(f"#!/bin/sh\n{script}\n")
+                (no_logins / name).chmod(0o755)
+            each = [{"name": name, "apiVersion": version, "matchImages": [locked.address]} for name in names]
+            (no_logins / "kubelet.json").write_text(json.dumps({"providers": each}))
+            (no_logins / "config.json").unlink()
+            monkeypatch.setenv("BOOTSEER_CREDENTIAL_PROVIDERS", f"{no_logins}/kubelet.json:{no_logins}")
+        else:
+            if failing == "helper":
+                helper(no_logins, "odd", "exit 3")
+            (other := tmp_path / "auth.json").write_text(json.dumps({"credHelpers": {locked.address: "odd"}}))
+            monkeypatch.setenv("REGISTRY_AUTH_FILE", str(other))
+        with client(locked.address) as registry:
+            assert registry.manifest("v1")[0]
+        assert "looking for another login" in caplog.text
+        assert PASSWORD not in caplog.text
 
     def test_which_login_is_whose(self, no_logins: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         auths = {

@@ -301,6 +301,33 @@ def test_a_layer_that_is_a_link_to_another(saved: Path, tmp_path: Path) -> None:
                 content(f"docker-archive:{tmp_path}/x.tar")
 
 
+@pytest.mark.parametrize(
+    ("links", "works"),
+    [
+        ({"x": "y"}, True), ({"x": "/y"}, True), ({"x": "../../y"}, True), ({"x": "z/../y"}, True),
+        ({"x": "a/b", "a": "c", "c/b": "../y"}, True), ({"x/layer.tar": "/y/layer.tar"}, True),
+        ({"x": "a", "a": "x"}, False), ({"x/layer.tar": "../x/layer.tar"}, False), ({"x": "."}, False),
+        ({"x": "/" + "n/" * 500}, False), ({"x/layer.tar": "/etc/passwd"}, False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_links_lead_as_in_an_archive_that_docker_unpacked(
+    saved: Path, tmp_path: Path, links: dict[str, str], works: bool
+) -> None:
+    members = read(saved / "two.tar")
+    (entry,) = json.loads(members["manifest.json"])
+    members["y/layer.tar"] = members.pop(entry["Layers"][0])
+    entry["Layers"] = ["x/layer.tar"]
+    write(tmp_path / "x.tar", {**members, "manifest.json": json.dumps([entry]).encode()})
+    with tarfile.open(tmp_path / "x.tar", "a") as archive:
+        for name, target in links.items():
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, target
+            archive.addfile(link)
+    with contextlib.nullcontext() if works else pytest.raises(DataError, match=r"has no file x/layer\.tar"):
+        assert content(f"docker-archive:{tmp_path}/x.tar") == content(f"oci:{saved}/layout:two")
+
+
 def without_manifest(members: dict[str, bytes]) -> None:
     del members["manifest.json"], members["repositories"]
 

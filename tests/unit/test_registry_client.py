@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import gc
 import hashlib
@@ -398,6 +399,24 @@ def test_too_many_open_files_are_one_line(
     monkeypatch.setattr(pipeline.tempfile, "TemporaryFile", full)
     with pytest.raises(BootseerError, match=r"cannot spool layer sha256:.*: Too many open files"):
         spool(server, len(BLOB), tmp_path, how)
+
+
+def test_of_many_layers_some_wait_on_the_disk(server: Server, tmp_path: Path) -> None:
+    """All of them, where the first took long, were more open files than a process may have."""
+    count = 150
+    write_image(tmp_path / "layout", [[Member(f"f{number}")] for number in range(count)])
+    server.blobs = {f"sha256:{path.name}": path.read_bytes() for path in (tmp_path / "layout/blobs/sha256").iterdir()}
+    with oci.open_image(f"oci:{tmp_path}/layout") as wanted:
+        server.documents["v1"] = (server.blobs[wanted.digest], spec.MANIFEST)
+    (spool := tmp_path / "spool").mkdir()
+    with oci.open_image(f"{server.address}/x:v1") as opened, pipeline.Layers(opened, spool) as layers:
+        asked = -1
+        while asked != (asked := len(server.seen)):
+            time.sleep(0.5)
+        assert count // 4 < asked < count * 3 // 4
+        for index in range(count):
+            layers.apply(index, lambda chunks: collections.deque(chunks, 0).clear(), "read")
+    assert len(server.seen) == count + 2
 
 
 def test_an_image_closes_its_connections(server: Server) -> None:

@@ -294,6 +294,7 @@ def test_hosts_of_containerd(
     wanted = msgspec.json.encode(found).replace(b"FOLDER", os.fsencode(tmp_path / name))
     assert hosts.find("r.example.org") == msgspec.json.decode(wanted, type=Hosts)
     assert ("proxy of n is not used" in caplog.text) == ("proxy" in text)
+    assert ("r.example.org is asked without TLS" in caplog.text) == ('[host."http://r.example.org"]' in text)
     assert hosts.find("other") == (Hosts() if name != "_default" else hosts.find("other"))
 
 

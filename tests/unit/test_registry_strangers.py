@@ -14,6 +14,7 @@ from bootseer.oci import connect, credentials, hosts, providers
 from bootseer.oci import registry as registry_module
 from bootseer.oci.credentials import Logins
 from bootseer.oci.reference import is_own
+from support import neighbour
 from support.web import Answer, Request, WebServer
 
 SECRET = "token=abcdef internal state of the node"
@@ -144,6 +145,32 @@ def test_a_stranger_is_not_shown_as_this_machine(folders: str, monkeypatch: pyte
         connect.context_for("reg.site", 443)
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("closed", ["client.cert", "client.key", "ca.crt", ".", "client.pem"])
+def test_certificates_for_root_alone_are_no_mistake_of_a_user(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, closed: str
+) -> None:
+    """A user, as whom the node daemon asks, was told of a mistake in the settings of the node."""
+    with neighbour.place() as shared:
+        (folder := shared / "reg.site").mkdir()
+        for name in (closed, "client.cert", "client.key") if closed == "client.key" else (closed,):
+            if name != ".":
+                (folder / name).write_text("no certificate")
+        (folder / closed).chmod(0)
+        monkeypatch.setattr(connect, "CERTS", (shared,))
+        pem = str(folder / closed)
+        said = hosts.Host(False, "reg.site", client=((pem, ""),)) if closed == "client.pem" else None
+        if closed != ".":
+            with pytest.raises(ConfigError, match=r"reg\.site"):
+                connect.context_for("reg.site", 443, said)
+        os.seteuid(neighbour.NOBODY)
+        try:
+            connect.context_for("reg.site", 443, said)
+        finally:
+            os.seteuid(0)
+    assert ("this user cannot read it" in caplog.text) is (closed != ".")
+
+
 def test_a_denied_image_is_denied_also_where_no_other_login_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """A helper that failed after the 403 made it an outage, in which what lies on the node is used."""
     calls = list[str]()
@@ -199,6 +226,6 @@ def test_providers_that_another_user_says_are_not_run(tmp_path: Path) -> None:
     file.write_text('{"providers": [{"name": "p", "matchImages": ["reg.site"], "apiVersion": "v1"}]}')
     os.chown(file, 1001, 1001)
     with pytest.raises(ConfigError, match="can be changed by others"):
-        list(providers.answers(f"{file}:{tmp_path}", "reg.site", "x"))
+        list(providers.fitting(f"{file}:{tmp_path}", "reg.site", "x"))
     with pytest.raises(ConfigError, match="names no whole folder"):
-        list(providers.answers(f"{file}:bin", "reg.site", "x"))
+        list(providers.fitting(f"{file}:bin", "reg.site", "x"))

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import http.client
 import io
+import logging
 import os
 import re
 import socket
@@ -27,6 +28,8 @@ from bootseer.oci import hosts
 from bootseer.oci.hosts import Host
 from bootseer.oci.reference import is_local, is_own
 from bootseer.oci.wire import PIECE, Origin, TlsError, TransportError, number, passing, why
+
+log = logging.getLogger(__name__)
 
 CERTS = (Path("/etc/docker/certs.d"), Path("/etc/containers/certs.d"))
 CONNECT = 10.0
@@ -73,11 +76,13 @@ def context_for(host: str, port: int, said: Host | None = None, stranger: bool =
     try:
         cas = (path for folder in folders for path in sorted(folder.glob("*.crt")))
         for path in [*map(Path, said.ca if said else ()), *cas]:
-            context.load_verify_locations(path)
+            if _may_read(path):
+                context.load_verify_locations(path)
         certs = [path for folder in folders if not stranger for path in sorted(folder.glob("*.cert"))]
-        pairs = [(path, own if (own := path.with_suffix(".key")).exists() else None) for path in certs]
+        pairs = [(path, own if os.path.exists(own := path.with_suffix(".key")) else None) for path in certs]
         for path, key in [*pairs, *((Path(one), key or None) for one, key in (said.client if said else ()))]:
-            context.load_cert_chain(path, key, password=_no_password)
+            if _may_read(path) and _may_read(key or path):
+                context.load_cert_chain(path, key, password=_no_password)
     except OSError as exc:  # ssl.SSLError is one
         none = "it is no certificate in PEM, or not with its key"
         why = none if isinstance(exc, ssl.SSLError) else exc.strerror or "cannot be read"
@@ -85,6 +90,16 @@ def context_for(host: str, port: int, said: Host | None = None, stranger: bool =
             f"certificate {path} for registry {names[0]}: {why}", hint="replace it, or take it away"
         ) from None
     return context
+
+
+def _may_read(path: str | Path) -> bool:
+    """What is for root alone is no mistake of who asks as another user: without it a registry says what it wants."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    except PermissionError:
+        log.warning("%s is not used: this user cannot read it", path)
+        return False
+    return True
 
 
 def _no_password() -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer import config as settings
-from bootseer.errors import ConfigError, UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, ConfigError, UnavailableError, UnsupportedError
 from bootseer.oci import providers
 from bootseer.oci.providers import is_in
 from bootseer.wiretypes import document, json_as, loaded
@@ -90,17 +90,32 @@ def find(registry: str, name: str = "", logins: Logins | None = None) -> Credent
     """The login for ``registry`` (``host[:port]``), most specific first when logins name parts of ``name`` too, in
     ``logins`` (None: those of this machine). None when there is none: the registry is then asked anonymously. A file
     that is not understood is passed over with a warning. Raises `UnsupportedError` or `UnavailableError` when a
-    configured helper is missing or fails."""
+    helper or provider is missing or fails, and nothing else has a login."""
+    failed: BootseerError | None = None
     for place, found in _of_this_machine(registry, name) if logins is None else [("the given logins", logins)]:
-        helpers = [found.cred_helpers[key] for key in _fitting(found.cred_helpers, registry, name)]
-        if helpers and helpers[0]:  # an empty one: what the file has itself, and not the store
-            return _ask(helpers[0], _server(registry))
-        for key in _fitting(found.auths, registry, name):
-            if credential := _decode(found.auths[key], place):
+        try:
+            if credential := _in(found, place, registry, name):
                 return credential
-        if found.creds_store and not helpers and (credential := _ask(found.creds_store, _server(registry))):
-            return credential
+        except (UnavailableError, UnsupportedError) as exc:
+            failed = failed or _passed_over(exc)
+    if failed is not None:
+        raise failed
     return None
+
+
+def _in(found: Logins, place: str, registry: str, name: str) -> Credential | None:
+    helpers = [found.cred_helpers[key] for key in _fitting(found.cred_helpers, registry, name)]
+    if helpers and helpers[0]:  # an empty one: what the file has itself, and not the store
+        return _ask(helpers[0], _server(registry))
+    for key in _fitting(found.auths, registry, name):
+        if credential := _decode(found.auths[key], place):
+            return credential
+    return _ask(found.creds_store, _server(registry)) if found.creds_store and not helpers else None
+
+
+def _passed_over(exc: BootseerError) -> BootseerError:
+    log.warning("%s; looking for another login", exc.message)
+    return exc
 
 
 def _of_this_machine(registry: str, name: str) -> Iterator[tuple[str, Logins]]:
@@ -111,11 +126,19 @@ def _of_this_machine(registry: str, name: str) -> Iterator[tuple[str, Logins]]:
 
 
 def _of_providers(registry: str, name: str) -> Iterator[tuple[str, Logins]]:
-    for place, answer in providers.answers(settings.load().credential_providers, registry, name):
+    """Raises `UnavailableError` after the last of them when one has failed."""
+    failed: BootseerError | None = None
+    for place, ask in providers.fitting(settings.load().credential_providers, registry, name):
         try:
-            yield place, Logins(auths=json_as(answer, dict[str, Login]))
+            found = Logins(auths=json_as(ask() or b"{}", dict[str, Login]))
+        except UnavailableError as exc:
+            failed = failed or _passed_over(exc)
         except ValueError:  # whose message may quote it
-            raise UnavailableError(f"{place} answered something else than logins") from None
+            failed = failed or _passed_over(UnavailableError(f"{place} answered something else than logins"))
+        else:
+            yield place, found
+    if failed is not None:
+        raise failed
 
 
 def with_providers(logins: Logins, registry: str, name: str) -> Logins:

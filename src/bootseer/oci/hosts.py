@@ -129,7 +129,10 @@ def _read(text: bytes, path: Path, registry: str) -> Hosts:
         why = " ".join(str(exc).split())
         raise ConfigError(f"{path} is not understood: {why}", hint="containerd's hosts.md says what is in it") from None
     place = (server.name, server.path) if server else (usual(registry), "/v2")
-    server = next((one for one in hosts if (one.name, one.path) == place), server)  # it is asked before
+    own = next((one for one in hosts if (one.name, one.path) == place), server)  # it is asked before
+    if own and server and (own.plain, server.plain) == (True, False):
+        log.warning("%s: %s is asked without TLS, as its host says, and not as its server", path, own.name)
+    server = own
     mirrors = [one for one in hosts if server is None or (one.name, one.path) != (server.name, server.path)]
     return Hosts(tuple(mirrors), server)
 

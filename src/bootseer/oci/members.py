@@ -28,6 +28,8 @@ _MOST = 1 << 50
 _EXTENDED = tuple(kind.encode() for kind in "xgXLK")
 _DAMAGED = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 _MOST_MEMBERS = 200_000
+_MOST_LINKS = 40
+"""On one way, as the kernel has it."""
 _MOST_EXTENDED = 64 << 20
 _MOST_GLOBAL = 64 << 10
 """Bytes of PAX records for all members that follow: ``tarfile`` copies them for each."""
@@ -111,17 +113,32 @@ class Members(Closing):
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[IO[bytes]]:
-        """A file of the archive, also by the name of a link to it. Raises `FileNotFoundError`, `DataError`."""
+        """A file of the archive, also by a way with links, which never leaves it: as ``docker load`` sees what it has
+        unpacked. Raises `FileNotFoundError`, `DataError`."""
         try:
-            file = self._tar.extractfile(self._found[_plain(name)])
+            file = self._tar.extractfile(self._followed(name))
             if file is None:
                 raise KeyError(name)
             with file:
                 yield file
-        except (KeyError, RecursionError):
+        except KeyError:
             raise FileNotFoundError(name) from None
         except _DAMAGED as exc:
             raise DataError(f"archive {self.path} is damaged: {exc}") from None
+
+    def _followed(self, name: str) -> tarfile.TarInfo:
+        """What is there once no part of ``name`` is a link. Raises `KeyError`."""
+        here, todo, links = "", name.split("/")[::-1], 0
+        while todo:
+            here = _plain(f"{here}/{todo.pop()}")
+            item = self._found.get(here)
+            if item is not None and (item.issym() or item.islnk()):
+                links += 1
+                if links > _MOST_LINKS:
+                    raise KeyError(name)
+                above = "" if item.islnk() or item.linkname.startswith("/") else posixpath.dirname(here)
+                here, todo = above, [*todo, *item.linkname.split("/")[::-1]]
+        return self._found[here]
 
     def close(self) -> None:
         self._open.close()

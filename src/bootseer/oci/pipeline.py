@@ -27,6 +27,8 @@ from bootseer.oci.registry import Registry
 _CHUNK = 1 << 20
 _DEPTH = 6
 _STREAMS = 3
+_AHEAD = 64
+"""Layers that are downloaded before their turn: each is an open file, of which a process may often have 1024."""
 _POLL = 0.2
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(step, done, total)`` in bytes (total 0: unknown), from any thread; cheap and never raising.
@@ -51,6 +53,7 @@ class Layers(Closing):
         self._total = sum(layer.size for layer in image.layers)
         self._done = 0
         self._lock = threading.Lock()
+        self._room = threading.Semaphore(_AHEAD)
         self.waited = 0.0
         """Seconds that `apply` has waited for bytes."""
         remote = isinstance(image.source, Registry)
@@ -74,6 +77,7 @@ class Layers(Closing):
             raise from_os_error(exc, f"{doing} {what}") from exc
         if self._spools:
             self._spools[index].close()
+            self._room.release()
 
     def _tar_chunks(self, index: int, what: str) -> Iterator[bytes]:
         source = self._spools[index].chunks() if self._spools else self._counted(self._image.layer_chunks(index))
@@ -146,6 +150,9 @@ class Layers(Closing):
 
     def _download(self) -> None:
         while True:
+            while not self._room.acquire(timeout=_POLL):
+                if self._stop.is_set():
+                    return
             with self._lock:
                 index = next(self._next, None)
             if index is None:

@@ -8,7 +8,8 @@ import json
 import logging
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,10 @@ def _fits(pattern: str, part: str) -> bool:
     return len(part) - at >= len(rest[-1]) and part.endswith(rest[-1])
 
 
-def answers(setting: str, registry: str, name: str) -> Iterator[tuple[str, bytes]]:
+def fitting(setting: str, registry: str, name: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Of each provider that `Config.credential_providers` names and that is for this repository, what to call it and
-    its logins: a JSON object like ``auths`` of docker's config.json. Raises `ConfigError`, `UnavailableError` (a
-    provider that fails)."""
+    who asks it for its logins: a JSON object like ``auths`` of docker's config.json, empty for none. Raises
+    `ConfigError`; who asks, `UnavailableError` for a provider that fails."""
     if not setting:
         return
     file, colon, folder = setting.partition(":")
@@ -90,8 +91,8 @@ def answers(setting: str, registry: str, name: str) -> Iterator[tuple[str, bytes
             continue
         if one.token_attributes is not None:
             log.warning("credential provider %s wants the token of a pod, and is not asked", one.name)
-        elif answer := _ask(Path(folder), one, f"{registry}/{name}"):
-            yield f"credential provider {one.name}", answer
+        else:
+            yield f"credential provider {one.name}", partial(_ask, Path(folder), one, f"{registry}/{name}")
 
 
 def _read(path: Path) -> Iterator[_Provider]:
