@@ -237,7 +237,10 @@ class Observer:
             folder, name = os.path.split(path)
             beside = (os.path.join(folder, one) for one in names.BESIDE.get(name, ()))
             found |= {one: "" for one in beside if self._counts(one) and not os.path.exists(one)}
-        found |= dict(names.seen(self._lookups, spec.env, work, self._found, self._counts))
+        above = tuple(target.path for target in spec.targets)  # what the result says of its place counts
+        for path, real in names.seen(self._lookups, spec.env, work, self._found, self._counts):
+            if not real or not any(one.startswith(f"{path}/") for one in above):
+                found[path] = real
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
         texts = [text for _, text in scripts]
