@@ -218,7 +218,7 @@ class TestLogins:
             ("[]", "{0}/k.json:{0}", "not understood: Expected `object`"),
             ("{", "{0}/k.json:{0}", "not understood: "),
             (
-                '{"providers": [{"name": "../x", "apiVersion": "v", "matchImages": ["*.*.*.*"]}]}',
+                '{"providers": [{"name": "../x", "apiVersion": "v", "matchImages": ["*.*.*.*:*"]}]}',
                 "{0}/k.json:{0}",
                 "no name",
             ),
