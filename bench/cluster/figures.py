@@ -51,7 +51,7 @@ def compute(report: Report, say: Say) -> Figures:
             for name in ("first", "first-uv"):
                 mine, best = runs.get((scenario, name), []), runs.get((scenario, "strongest"))
                 ratios = [_took(run) / _seconds(best) for run in mine] if best else []
-                add(f"{name.replace('-', '_')}_vs_strongest", "<= 1.3", ratios)
+                add(f"nodes_{name.replace('-', '_')}_vs_strongest", "<= 1.3", ratios)
             add("setup_runs", "== 1", [run.details["setup_runs"] for run in first], "runs")
             if plain := runs.get((scenario, "ordinary")):
                 one = statistics.median(run.details["index_requests"] / len(run.details["nodes"]) for run in plain)

@@ -38,8 +38,8 @@ SHOWN = (64, 512, 10_000)
 def jobs(reports: dict[str, Report]) -> dict[str, Job]:
     """The jobs that the model knows."""
     return {
-        "light": (light := _light(reports["cluster-known"], reports["cluster"])),
-        "sizes": _sizes(light, reports["cluster-size"]),
+        "light": (light := _light(reports["cluster-known"])),
+        "sizes": _sizes(light, reports["cluster-size"], reports["cluster"]),
         "torch": _torch(reports["demo"], reports["image"]),
     }
 
@@ -49,8 +49,7 @@ def table(reports: dict[str, Report]) -> str:
     return msgspec.json.format(msgspec.json.encode(jobs(reports)), indent=1).decode() + "\n"
 
 
-def _light(known: Report, wide: Report) -> Job:
-    """``known`` ran at 50 Mbit/s, ``wide`` at 100."""
+def _light(known: Report) -> Job:
     alone, many, local, pulled, cached = (
         good(known, name) for name in ("alone:again", "cold:again", "cold:local", "registry:again", "mirror:again")
     )
@@ -59,43 +58,44 @@ def _light(known: Report, wide: Report) -> Job:
     checkpoint = _middle(pulled, lambda run: run.bytes["datanodes"] / nodes)
     size = {"image": hot, "env": one - hot - checkpoint, "init": checkpoint}
     again = [
-        _of_cluster(alone, known, size), _of_cluster(many, known), _of_cluster(good(wide, "cold:again"), wide),
+        _of_cluster(alone, known, size), _of_cluster(many, known),
         _of_cluster(pulled, known, store="registry"), _of_cluster(cached, known, store="mirror"),
     ]  # fmt: skip
     return Job(
         about="a light job with numpy, sympy and OpenCV and a checkpoint of 32 MiB",
-        reports=["cluster-known", "cluster"], datanodes=DATANODES, cores=int(known.machine["cores"]), turn=TURN_SECONDS,
+        reports=["cluster-known"], datanodes=DATANODES, cores=int(known.machine["cores"]), turn=TURN_SECONDS,
         **_of_many(alone, many), starts={"local": [_of_cluster(local, known)], "again": again},
     )  # fmt: skip
 
 
-def _sizes(light: Job, sizes: Report) -> Job:
-    """The same job on more and more nodes, all of one commit. The model is made from its start on one node; a report
-    without one is compared with the one on record."""
-    groups = [good(sizes, name) for name in dict.fromkeys(run.variant for run in sizes.runs)]
-    again = [_of_cluster(runs, sizes) for runs in groups if runs]
-    if again[0].nodes > 1:
-        again.insert(0, light.starts["again"][0])
-    else:
-        one, hot, checkpoint = (
-            statistics.median(run.details[name] for run in groups[0])
-            for name in ("node_bytes", "hot_bytes", "checkpoint_bytes")
-        )
-        size = {"image": int(hot), "env": int(one - hot - checkpoint), "init": int(checkpoint)}
-        again[0] = msgspec.structs.replace(again[0], size=size)
-        light = msgspec.structs.replace(light, **_of_many(groups[0], groups[-1]))
-    return msgspec.structs.replace(light, reports=["cluster-size"], starts={**light.starts, "again": again})
+def _sizes(light: Job, sizes: Report, wide: Report) -> Job:
+    """The same job on more and more nodes, and on those of ``wide`` with faster links. The model is made from its start
+    on one node."""
+    alone, *others = (good(sizes, name) for name in dict.fromkeys(run.variant for run in sizes.runs))
+    one, hot, checkpoint = (
+        statistics.median(run.details[name] for run in alone)
+        for name in ("node_bytes", "hot_bytes", "checkpoint_bytes")
+    )
+    size = {"image": hot, "env": one - hot - checkpoint, "init": checkpoint}
+    again = [_of_cluster(alone, sizes, size), *(_of_cluster(runs, sizes) for runs in others)]
+    again.append(_of_cluster(good(wide, "cold:again"), wide))
+    return msgspec.structs.replace(
+        light, reports=["cluster-size", "cluster"], **_of_many(alone, others[-1]),
+        starts={"local": [_of_cluster(good(wide, "cold:local"), wide)], "again": again},
+    )  # fmt: skip
 
 
 def _of_many(alone: Sequence[Run], many: Sequence[Run]) -> dict[str, float]:
-    """What many nodes use and ask for beyond what one does."""
+    """What many nodes use and ask for beyond what one does: processor seconds of a node for each second of its start
+    that is longer, and bytes."""
 
-    def more(of: Callable[[Run], float], one: Callable[[Run], float]) -> float:
-        return _middle(many, lambda run: of(run) / len(run.details["nodes"])) / _middle(alone, one)
+    def of_one(runs: Sequence[Run], of: Callable[[Run], float]) -> float:
+        return _middle(runs, lambda run: of(run) / len(run.details["nodes"]))
 
-    used = more(lambda run: run.details["cpu_seconds"], lambda run: run.details["cpu_seconds"])
-    sent = more(lambda run: run.bytes["datanodes"], lambda run: run.details["node_bytes"])
-    return {"crowding": round(used, 3), "repeats": round(sent - 1, 3)}
+    used = [of_one(runs, lambda run: run.details["cpu_seconds"]) for runs in (alone, many)]
+    took = [_middle(runs, lambda run: statistics.median(run.details["nodes"])) for runs in (alone, many)]
+    sent = of_one(many, lambda run: run.bytes["datanodes"]) / _middle(alone, _ready)
+    return {"upkeep": round(max(0.0, used[1] - used[0]) / (took[1] - took[0]), 4), "repeats": round(sent - 1, 3)}
 
 
 def _ready(run: Run) -> float:

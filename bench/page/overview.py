@@ -91,7 +91,7 @@ def table(reports: dict[str, Report], pages: str) -> Iterator[str]:
     yield ""
     said = f"{len(slower(reports))} of these {len(ROWS)} first starts are slower than with the best other tools."
     if told := [f"{row.title.partition(':')[0]} {found}" for row in ROWS if (found := same_command(row, reports))]:
-        said += " Where those install with uv from a full cache, first starts have pip. With that uv they take less:"
+        said += " Where those install with uv from a full cache, first starts have pip. With that uv:"
         said += f" {'; '.join(told)}."
     yield said
 

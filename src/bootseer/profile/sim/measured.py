@@ -39,7 +39,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A job that was measured, by way (``local``, ``ordinary``, ``again``) and size, the fewest nodes first. ``pace``:
-    processor seconds by byte of image and environment where `Measured` has none; ``turn``: `Way.turn`; ``crowding``,
+    processor seconds by byte of image and environment where `Measured` has none; ``turn``: `Way.turn`; ``upkeep``,
     ``repeats``: of `Site`, from the starts on one node and on most."""
 
     about: str
@@ -48,7 +48,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     turn: float
     pace: float = 0.0
-    crowding: float = 1.0
+    upkeep: float = 0.0
     repeats: float = 0.0
     starts: dict[str, list[Measured]]
 
@@ -63,7 +63,7 @@ def site_of(job: Job, one: Measured) -> Site:
     rate = one.rate_mbit
     return Site(
         node_mbit=rate, registry_mbit=rate, index_mbit=rate, datanode_mbit=rate, datanodes=job.datanodes,
-        shared_cores=job.cores, crowding=job.crowding, repeats=job.repeats,
+        shared_cores=job.cores, upkeep=job.upkeep, repeats=job.repeats,
         rack=one.nodes if one.store == "mirror" else 0, rack_mbit=rate,
     )  # fmt: skip
 
@@ -129,21 +129,29 @@ def _lazy(job: Job, one: Measured) -> Way:
         for name in ("image", "env")
     ]  # fmt: skip
     last = Stage(name=LAST, source="stripes", size=one.size.get(LAST, 0))
-    own = job.starts["local"][0].cpu_seconds
-    return Way(name="bootseer", before=_before(one), turn=job.turn, stages=_paced([*stages, last], one, own, job.pace))
+    beside = job.starts["local"][0].cpu_seconds + job.upkeep * one.seconds
+    paced = _paced([*stages, last], one, beside, job.pace)
+    return Way(name="bootseer", before=_before(one), turn=job.turn, stages=paced)
 
 
 def _before(one: Measured) -> float:
     return max(0.0, one.seconds - sum(one.stages.values()))
 
 
-def _paced(stages: list[Stage], one: Measured, own: float, pace: float = 0.0) -> tuple[Stage, ...]:
-    """With the processor time that is in no stage's work, spread over the bytes."""
-    if one.cpu_seconds and (size := sum(stage.size for stage in stages)):
-        work = own + _before(one) + sum(stage.seconds if stage.cpu is None else stage.cpu for stage in stages)
+def _paced(stages: list[Stage], one: Measured, beside: float, pace: float = 0.0) -> tuple[Stage, ...]:
+    """With the processor time that is in no stage's work, nor ``beside`` all of them, spread over the bytes. What was
+    counted in a stage has the work on bytes in it that came meanwhile, behind an earlier stage: that is taken out."""
+    came = {stage.name: one.rate_mbit * _MBIT * stage.seconds for stage in stages[1:] if stage.cpu is not None}
+    if one.cpu_seconds and (size := sum(stage.size for stage in stages) - sum(came.values())) > 0:
+        work = beside + _before(one) + sum(stage.seconds if stage.cpu is None else stage.cpu for stage in stages)
         pace = max(0.0, one.cpu_seconds - work) / size
     return tuple(
-        replace(stage, pace=pace) if stage.source != "stripes" or one.cpu_seconds else stage for stage in stages
+        replace(
+            stage,
+            pace=pace if stage.source != "stripes" or one.cpu_seconds else stage.pace,
+            cpu=None if stage.cpu is None else max(0.0, stage.cpu - came.get(stage.name, 0.0) * pace),
+        )
+        for stage in stages
     )
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _MBIT = 1e6 / 8
 _SLICE = 0.02
 """Seconds that a process has a shared core before the next one gets it."""
+_LEAST = 0.1
+"""Of the shared cores at least this share is left beside the nodes' upkeep."""
 _BLOCK = 128 << 20
 """Bytes of a block of HDFS, whose replicas are on DataNodes of their own."""
 _FINEST, _EVENTS = 1 << 20, 60_000
@@ -82,19 +84,19 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rack_mbit: float = 25_000.0
     shared_cores: int = 0
     """Cores that all nodes share, as on a machine that emulates them; 0: each node has enough of its own."""
-    crowding: float = 1.0
-    """By how much work takes longer when those cores are busy."""
+    upkeep: float = 0.0
+    """Share of one of those cores that each node has in use beside its work, until it is ready."""
     repeats: float = 0.0
     """Share of the bytes of HDFS that come beyond those that are needed, where the links of all nodes together are more
     than those of all DataNodes: what is asked for twice, and what others fetch in the background meanwhile."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        rates = (self.node_mbit, self.registry_mbit, self.index_mbit, self.datanode_mbit, self.rack_mbit, self.crowding)
-        shares = (self.rack, self.shared_cores, self.repeats)
+        rates = (self.node_mbit, self.registry_mbit, self.index_mbit, self.datanode_mbit, self.rack_mbit)
+        shares = (self.rack, self.shared_cores, self.repeats, self.upkeep)
         counts = (self.datanodes, self.replicas, self.hot_replicas, self.stripes)
         if not all(0 < rate < 1e12 for rate in rates) or not all(0 <= one < 1e9 for one in shares):
-            raise ValueError("rates must be above 0; rack, shared_cores and repeats may be 0")
+            raise ValueError("rates must be above 0; rack, shared_cores, upkeep and repeats may be 0")
         if not all(1 <= count <= _MOST for count in counts):
             raise ValueError(f"datanodes, stripes and replicas are 1 to {_MOST:,}")
 
@@ -204,7 +206,7 @@ class _Start:
         self._links = [_Link(site.node_mbit) for _ in range(nodes)]
         self._servers = _Servers(site, nodes, rng)
         self._cores = simpy.Resource(env, site.shared_cores) if site.shared_cores else None
-        self._ready = [0.0] * nodes
+        self._ready, self._waiting = [0.0] * nodes, nodes
         self._took = {stage.name: [0.0] * nodes for stage in way.stages}
         self._pieces = max(6, _EVENTS // nodes)
 
@@ -252,6 +254,7 @@ class _Start:
         yield from self._work(rest + last.seconds * slow)
         self._took[last.name][node] = self._env.now - began
         self._ready[node] = self._env.now
+        self._waiting -= 1
 
     def _in_turn(self, node: int, stage: Stage, first: simpy.Process) -> Events:
         yield first | self._env.timeout(self._way.turn)
@@ -285,10 +288,7 @@ class _Start:
             return
         side = max(1, math.ceil(stage.cpu / stage.seconds))
         yield self._env.timeout(max(0.0, stage.seconds - stage.cpu / side) * slow)
-        each = stage.cpu / side * slow
-        if side >= self._cores.capacity:  # it had them busy when it was measured
-            each /= self._site.crowding
-        yield self._env.all_of([self._env.process(self._work(each)) for _ in range(side)])
+        yield self._env.all_of([self._env.process(self._work(stage.cpu / side * slow)) for _ in range(side)])
 
     def _work(self, seconds: float) -> Events:
         if seconds <= 0:
@@ -300,6 +300,7 @@ class _Start:
             with self._cores.request() as core:
                 yield core
                 part = min(_SLICE, seconds)
-                busy = self._cores.count == self._cores.capacity
-                yield self._env.timeout(part * (self._site.crowding if busy else 1.0))
+                free = self._cores.capacity - self._waiting * self._site.upkeep
+                share = max(_LEAST, free / self._cores.capacity) if self._cores.count == self._cores.capacity else 1.0
+                yield self._env.timeout(part / share)
                 seconds -= part
