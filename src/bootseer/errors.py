@@ -96,6 +96,8 @@ def from_os_error(exc: OSError, doing: str) -> BootseerError:
         return FullError(text, hint="free some space there and run again")
     if exc.errno in (errno.EACCES, errno.EPERM):
         return NotWritableError(text, hint="check its owner and mode, or choose another place")
+    if exc.errno == errno.EBUSY:
+        return NotWritableError(text, hint="end what uses it, or unmount it")
     if exc.errno == errno.EROFS:
         return NotWritableError(text, hint="it is on a read-only file system; choose another place")
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):

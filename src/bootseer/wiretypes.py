@@ -11,11 +11,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
+
+from bootseer.closing import descriptor
 
 Kind = TypeVar("Kind")
 Text = TypeVar("Text")
@@ -24,6 +27,8 @@ _DEEPEST = 100
 """Levels of a document of YAML."""
 MOST = 16 << 20
 """Bytes of a document that people write."""
+SILENT = 60.0
+"""Seconds in which somebody has to write to a pipe in place of one."""
 
 _known = set[object]()
 _building = threading.RLock()
@@ -70,14 +75,24 @@ def loaded(read: Callable[[Text], Kind], text: Text) -> Kind:
         raise msgspec.DecodeError(str(exc)) from None
 
 
-def document(file: str | os.PathLike[str] | int) -> bytes:
-    """The text of a document that people write, in a file, a pipe or the descriptor of one, which stays open. Raises
-    `OSError`, EFBIG for more than `MOST` bytes, of which a file of holes may say any number."""
-    with open(file, "rb", closefd=not isinstance(file, int)) as opened:
-        text = opened.read(MOST + 1)
-    if len(text) > MOST:
-        raise OSError(errno.EFBIG, f"it has more than {MOST >> 20} MiB")
-    return text
+def document(file: str | os.PathLike[str]) -> bytes:
+    """The text of a document that people write, in a file or a pipe. Raises `OSError`: EFBIG for more than `MOST`
+    bytes, of which a file of holes may say any number, EAGAIN for a pipe into which nobody writes for `SILENT`."""
+    return document_and_owner(file)[0]
+
+
+def document_and_owner(file: str | os.PathLike[str]) -> tuple[bytes, os.stat_result]:
+    """`document`, and what is known of the file: whose it is, and who may change it."""
+    with descriptor(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)) as fd:
+        waiting, text = select.poll(), b""
+        waiting.register(fd, select.POLLIN)
+        while len(text) <= MOST:
+            if not waiting.poll(1000 * SILENT):
+                raise OSError(errno.EAGAIN, f"nobody has written to it for {SILENT:.0f} s")
+            if not (more := os.read(fd, MOST + 1 - len(text))):
+                return text, os.fstat(fd)
+            text += more
+    raise OSError(errno.EFBIG, f"it has more than {MOST >> 20} MiB")
 
 
 def in_words(exc: msgspec.ValidationError) -> str:

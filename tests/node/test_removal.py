@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.errors import NotWritableError
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree, remove_tree
+from bootseer.stripefs import open_fs
 from support import forked
 
 pytestmark = pytest.mark.root
@@ -75,6 +77,27 @@ def test_nothing_is_removed_when_something_is_mounted(
     finally:
         mounts.unmount(tree / where)
     remove_tree(tree)
+
+
+def test_a_folder_of_a_store_with_a_mount_below_stays_as_it_was(tmp_path: Path) -> None:
+    """Red before: it lost its name and its COMMIT, and so did the checkpoint that was mounted in it."""
+    fs = open_fs(str(tmp_path))
+    for name in ("other", "run"):
+        with fs.create(f"{name}/state") as out:
+            out.write(b"x")
+        fs.commit(name)
+    (tmp_path / "run/data").mkdir()
+    subprocess.run(["mount", "--bind", tmp_path / "other", tmp_path / "run/data"], check=True)
+    before = sorted(tmp_path.rglob("*"))
+    try:
+        for call in (lambda: fs.remove_tree("run"), fs.remove_all):
+            with pytest.raises(NotWritableError, match=r"run/data is mounted there; .*unmount it"):
+                call()
+            assert sorted(tmp_path.rglob("*")) == before
+    finally:
+        mounts.unmount(tmp_path / "run/data")
+    fs.remove_tree("run")
+    assert os.listdir(tmp_path) == ["other"]
 
 
 def test_another_file_system_is_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

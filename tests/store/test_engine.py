@@ -11,7 +11,7 @@ import pytest
 
 from bootseer.backends.engine.engine import Engine, shared
 from bootseer.backends.hdfs_native import NativeSource
-from bootseer.errors import DataError, UnsupportedError
+from bootseer.errors import DataError, UnavailableError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.stripefs import open_fs
@@ -85,7 +85,7 @@ def test_xor_coded_files_are_right_or_an_error_while_a_datanode_is_down(cluster,
         cluster.kill(index)
         try:
             assert content(fs, "f") == data
-        except UnsupportedError as exc:
+        except UnavailableError as exc:
             problems.append(str(exc))
         finally:
             cluster.restart(index)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -237,6 +238,8 @@ def test_fsck_and_gc(run):
     done = run("fsck", "store", "--repair", "--json")
     assert (done.code, done.json["repairs"]) == (65, [])
     assert done.error.endswith("store/a: missing-stripe; restore it from a copy")
+    shutil.rmtree("store/.bsx")
+    assert "store/a: stripes-elsewhere; copy what is in .bsx there, too" in run("fsck", "store").error
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from bootseer.errors import BootseerError, ConfigError, UnavailableError
-from bootseer.hdfs.client import HdfsClient, HdfsWriter
+from bootseer.errors import BootseerError, ConfigError, DataError, UnavailableError, UnsupportedError
+from bootseer.hdfs.client import HdfsClient, HdfsReader, HdfsWriter
 from support.forks import in_child
 from support.waits import until
 
@@ -126,3 +126,41 @@ def test_a_forked_child_leaves_its_parents_file_alone(out, native, monkeypatch, 
 def test_what_cannot_be_a_host_is_one_line(host):
     with pytest.raises(ConfigError, match="cannot be the name of a host"):
         HdfsClient(f"hdfs://{host}:8020").open("/")
+
+
+XOR = 'UnsupportedErasureCodingPolicy("codec: xor")'
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "asked"),
+    [
+        ([XOR], None, 2),
+        ([XOR, XOR], UnavailableError, 2),
+        ([XOR, "ChecksumError"], DataError, 2),
+        (['UnsupportedErasureCodingPolicy("ID: 7")'], UnsupportedError, 1),
+        (["ChecksumError"], DataError, 1),
+    ],
+)
+def test_cells_of_an_xor_code_that_a_late_datanode_has_are_asked_for_once_more(native, said, error, asked):
+    """Red before: the read of a file that was whole was an error whenever a DataNode was slow."""
+    left, calls = list(said), []
+
+    class Reader:
+        def __len__(self) -> int:
+            return 3
+
+        def read_range(self, offset: int, length: int) -> bytes:
+            calls.append((offset, length))
+            if left:
+                raise RuntimeError(left.pop(0))
+            return b"bc"
+
+    client = HdfsClient("hdfs://n:1", deadline=5.0)
+    client._client = native
+    reader = HdfsReader(client, "/f", Reader())  # type: ignore[arg-type]
+    if error is None:
+        assert reader.read(1, 2) == b"bc"
+    else:
+        with pytest.raises(error, match="cannot read /f"):
+            reader.read(1, 2)
+    assert calls == [(1, 2)] * asked

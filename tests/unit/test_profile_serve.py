@@ -10,7 +10,7 @@ import select
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
+from uvicorn.server import ServerState
 
 from bootseer.errors import BootseerError
 from bootseer.profile import analysis, compare, events, files, send, starts
@@ -772,11 +773,15 @@ def test_a_visitor_holds_his_own_streams_and_not_those_of_all(monkeypatch: pytes
     assert asyncio.run(visit()) == [200, 200, 200, 503, 200, 200]
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [b"", b"GET / HTTP/1.1\r\nHost: loc", b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nt"],
-    ids=["nothing", "half a head", "half a form"],
-)
+SILENT = {
+    "nothing": b"",
+    "half a head": b"GET / HTTP/1.1\r\nHost: loc",
+    "half a form": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nt",
+}
+_PAGE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", SILENT.values(), ids=SILENT)
 def test_who_does_not_go_on_asking_is_left(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
     """Red before: for as long as the visitor likes, and of these any number."""
     monkeypatch.setattr(connection, "SECONDS", 0.2)
@@ -786,29 +791,40 @@ def test_who_does_not_go_on_asking_is_left(monkeypatch: pytest.MonkeyPatch, sent
 @pytest.mark.parametrize("takes", [True, False])
 def test_an_answer_is_sent_for_as_long_as_somebody_takes_it(monkeypatch: pytest.MonkeyPatch, takes: bool) -> None:
     monkeypatch.setattr(connection, "SECONDS", 0.2)
-    got = asyncio.run(_visit(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", takes=takes))
+    got = asyncio.run(_visit(_PAGE, takes=takes))
     assert (len(got) > _LARGE) is takes
 
 
 _LARGE = 16 << 20
 
 
-async def _visit(sent: bytes, *, takes: bool) -> bytes:
-    """What the server has sent until it left who ``sent`` that, and takes a part after the other, or nothing."""
+@contextlib.asynccontextmanager
+async def _open(size: int, places: int | None = None) -> AsyncIterator[tuple[tuple[str, int], ServerState]]:
+    """The address of a server whose page has ``size`` bytes, and its state."""
 
     async def page(scope: dict[str, Any], receive: Any, send: Any) -> None:
         while scope["method"] == "POST" and (await receive()).get("more_body"):
             pass
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": bytes(_LARGE)})
+        await send({"type": "http.response.body", "body": bytes(size)})
 
-    settings = uvicorn.Config(page, http=connection.Connection, lifespan="off", log_config=None, timeout_keep_alive=0)
+    settings = uvicorn.Config(
+        page, http=connection.Connection, lifespan="off", log_config=None, timeout_keep_alive=0,
+        limit_concurrency=places,
+    )  # fmt: skip
     settings.load()
     state = uvicorn.Server(settings).server_state
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: connection.Connection(settings, state, {}), "127.0.0.1", 0)
     async with server:
-        with socket.create_connection(server.sockets[0].getsockname()) as visitor:
+        yield server.sockets[0].getsockname(), state
+
+
+async def _visit(sent: bytes, *, takes: bool) -> bytes:
+    """What the server has sent until it left who ``sent`` that, and takes a part after the other, or nothing."""
+    loop = asyncio.get_running_loop()
+    async with _open(_LARGE) as (address, state):
+        with socket.create_connection(address) as visitor:
             visitor.setblocking(False)
             await loop.sock_sendall(visitor, sent)
             if not takes:
@@ -821,3 +837,27 @@ async def _visit(sent: bytes, *, takes: bool) -> bytes:
                     got += part
                     await asyncio.sleep(0.05)
             return got
+
+
+@pytest.mark.parametrize("sent", [*SILENT.values(), _PAGE], ids=[*SILENT, "takes no answer"])
+def test_who_asks_finds_a_place_among_any_number_who_do_not_go_on(sent: bytes) -> None:
+    """Red before: for a minute all others were sent away, and then the next silent visitors came."""
+
+    async def visit() -> list[bytes]:
+        loop = asyncio.get_running_loop()
+        async with _open(_LARGE if sent == _PAGE else 9, places=8) as (address, _):
+            with contextlib.ExitStack() as visitors:
+                answers = []
+                for _ in range(4):
+                    for _ in range(8):
+                        silent = visitors.enter_context(socket.create_connection(address))
+                        silent.setblocking(False)
+                        await loop.sock_sendall(silent, sent)
+                    await asyncio.sleep(0.05)
+                    asking = visitors.enter_context(socket.create_connection(address))
+                    asking.setblocking(False)
+                    await loop.sock_sendall(asking, _PAGE)
+                    answers.append((await asyncio.wait_for(loop.sock_recv(asking, 99), 30))[:12])
+                return answers
+
+    assert asyncio.run(visit()) == [b"HTTP/1.1 200"] * 4

@@ -1,6 +1,7 @@
 """fsck, repair and gc: every kind of damage is named, what can be mended is, and nothing in doubt is removed."""
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -95,6 +96,21 @@ def test_damaged_stripes(fs, kind, break_it):
     assert check.fsck(fs.backend, "d/f").findings == (found,)
     assert repair.repair(fs.backend, check.fsck(fs.backend)) == []
     assert collect.gc(fs.backend, age=0) == []
+
+
+@pytest.mark.parametrize("leave", ["ck/*", "ck/[a-z]*"])
+def test_what_was_copied_without_its_stripes_says_so_once(fs, leave):
+    """As `cp -r ck/* copy` does. Red before: each stripe was missing, and the file was to be restored from a copy."""
+    write(fs, "ck/f")
+    local(fs, "copy").mkdir()
+    subprocess.run(f"cp -r {leave} copy", shell=True, cwd=fs.url, check=True)
+    found = only(fs)
+    assert (found.kind, found.level, found.path, found.repair) == ("stripes-elsewhere", "error", "copy/f", "")
+    with pytest.raises(DataError, match=r"copied with its \.bsx folder"):
+        content(fs, "copy/f")
+    subprocess.run(["cp", "-r", "ck/.bsx", "copy"], cwd=fs.url, check=True)
+    assert kinds(fs) == []
+    assert content(fs, "copy/f") == DATA
 
 
 @pytest.mark.parametrize("unit", [UNIT, 128 << 10])

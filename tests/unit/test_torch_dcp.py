@@ -537,6 +537,19 @@ def test_a_small_metadata_takes_no_gigabytes(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_files_of_holes_take_no_memory(tmp_path):
+    """Red before: `MemoryError`, or as much memory as a file says that takes none on the disk."""
+    dcp.save({"x": [1]}, storage_writer=FileSystemWriter(str(tmp_path), sync_files=False))
+    good = pickle.loads((tmp_path / ".metadata").read_bytes())
+    next(iter(good.storage_data.values())).length = 1 << 40
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(good))
+    for name, said in (("__0_0.distcp", "x in "), (".metadata", "")):
+        os.truncate(tmp_path / name, 1 << 40)
+        found = error(lambda: dcp.load({"x": [0]}, storage_reader=bt.StorageReader(str(tmp_path))))
+        assert isinstance(found, DataError)
+        assert str(found).startswith(f"{said}{tmp_path.name}/{name} is not loaded: it has {1 << 40} bytes")
+
+
 def test_a_saved_tensor_takes_no_gigabytes():
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -121,7 +121,7 @@ def test_a_type_without_is_found(source: str, count: int) -> None:
     assert len(list(unknown(source))) == count
 
 
-@pytest.mark.parametrize(
+documents = pytest.mark.parametrize(
     "read",
     [
         logs.patterns,
@@ -133,6 +133,9 @@ def test_a_type_without_is_found(source: str, count: int) -> None:
     ],
     ids=["patterns", "job", "token", "key", "settings", "containerd"],
 )
+
+
+@documents
 def test_a_named_document_of_holes_takes_no_memory(tmp_path: Path, read: Callable[[Path], object]) -> None:
     """Red before: `MemoryError`, or as much memory as somebody's file says."""
     with (tmp_path / "holes").open("wb") as file:
@@ -141,9 +144,20 @@ def test_a_named_document_of_holes_takes_no_memory(tmp_path: Path, read: Callabl
         read(tmp_path / "holes")
 
 
+@documents
+def test_nobody_waits_for_ever_for_a_pipe_that_nobody_writes_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object]
+) -> None:
+    """Red before: it did, also where a neighbour had put the pipe in a file's place."""
+    monkeypatch.setattr(wiretypes, "SILENT", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BootseerError, match="nobody has written to it"):
+        read(tmp_path / "pipe")
+
+
 def test_a_document_may_be_a_pipe() -> None:
     read, write = os.pipe()
     with descriptor(read):
         os.write(write, b"a = 1\n")
         os.close(write)
-        assert wiretypes.document(read) == b"a = 1\n"
+        assert wiretypes.document(f"/dev/fd/{read}") == b"a = 1\n"

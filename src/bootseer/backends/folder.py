@@ -27,7 +27,7 @@ from bootseer.errors import (
     logged,
 )
 from bootseer.kernel import beneath, libc, links
-from bootseer.kernel.removal import remove_tree
+from bootseer.kernel.removal import refuse_mounted, remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -474,6 +474,10 @@ class FolderBackend(Backend):
         with self._found("look up", "") as where, self._held(where) as fd:
             found = os.fstatvfs(fd)
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+    def check_removable(self, path: str) -> None:
+        with self._found("remove", path) as where:
+            refuse_mounted(where)
 
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
         with (

@@ -263,6 +263,9 @@ class Backend(abc.ABC):
     def make_folder(self, path: str) -> None:
         """A folder and those above it; no error when it is there. Object stores have none: there it does nothing."""
 
+    def check_removable(self, path: str) -> None:  # noqa: B027 - in most storage nothing is mounted
+        """Raise `NotWritableError` for a folder in which something is mounted: no part of it is to be removed."""
+
     @abc.abstractmethod
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
         """Remove a folder with all that is in it; no error when it is gone already. Files of the names ``first`` go

@@ -72,7 +72,10 @@ def fsck(
         first = report.errors[0]
         more = f" and {len(report.errors) - 1} more" if len(report.errors) > 1 else ""
         mendable = not repair and any(finding.repair for finding in report.errors)
-        lost = "write it again" if first.kind == "other-version" else "restore it from a copy"
+        lost = {
+            "other-version": "write it again",
+            "stripes-elsewhere": "copy what is in .bsx there, too (`cp -r ckpt/*` leaves it out), or use fs cp",
+        }.get(first.kind, "restore it from a copy")
         hint = "run again with --repair" if mendable else lost
         raise DataError(f"{url} has errors: {one_line(first.path)}: {first.kind}{more}", hint=hint)
 

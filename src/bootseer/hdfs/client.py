@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
-from bootseer.errors import BootseerError, DataError, UnavailableError, extra
+from bootseer.errors import BootseerError, DataError, UnavailableError, UnsupportedError, extra
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
 from bootseer.hdfs.errors import REACH, translate
@@ -152,11 +152,27 @@ class HdfsReader:
             raise DataError(f"{self._path} ends at {self.size}, wanted {offset + length}")
         if not length:
             return b""
-        data: bytes = self._client.call(
-            lambda client: self._reader.read_range(offset, length), f"read {self._path}", deadline=deadline
-        )
+        seconds = self._client.deadline if deadline is None else deadline
+        until = time.monotonic() + seconds
+        try:
+            data = self._range(offset, length, seconds)
+        except UnsupportedError as exc:
+            if "codec: " not in exc.message:
+                raise
+            # A DataNode failed or was late, and what it has would be computed from others, which hdfs-native cannot
+            # for XOR codes. Asked again, it may give it.
+            try:
+                data = self._range(offset, length, max(until - time.monotonic(), 1.0))
+            except UnsupportedError as again:
+                raise UnavailableError(again.message, hint=REACH) from None
         if len(data) != length:
             raise DataError(f"{self._path}: wanted {length} bytes at {offset}, got {len(data)}")
+        return data
+
+    def _range(self, offset: int, length: int, seconds: float) -> bytes:
+        data: bytes = self._client.call(
+            lambda client: self._reader.read_range(offset, length), f"read {self._path}", deadline=seconds
+        )
         return data
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from bootseer.errors import ConfigError, UnavailableError
 from bootseer.hdfs.dial import Address, machines
+from bootseer.wiretypes import document
 
 _PORT = 8020  # Hadoop's default
 _DNS_SECONDS = 10.0
@@ -122,7 +123,7 @@ def _read(file: Path) -> list[Property]:
     except (OSError, xml.ParseError) as exc:
         if isinstance(exc, FileNotFoundError) and str(exc.filename) == str(file):
             return []
-        why = f"{exc.strerror} ({exc.filename})" if isinstance(exc, OSError) else exc
+        why = f"{exc.strerror} ({exc.filename or file})" if isinstance(exc, OSError) else exc
         raise ConfigError(f"cannot read {file}: {why}", hint="HADOOP_CONF_DIR is the folder of such files") from None
 
 
@@ -130,7 +131,7 @@ def _properties(file: Path, depth: int, within: xml.Element | None = None) -> It
     """With those of files that it includes, or else of the fallback, as Hadoop reads them, ``depth`` deep."""
     if not depth:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), file)
-    for each in xml.parse(file).getroot() if within is None else within:
+    for each in xml.fromstring(document(file)) if within is None else within:
         if each.tag == "property":
             name, value, final = (each.findtext(tag) or each.get(tag) or "" for tag in ("name", "value", "final"))
             if name := name.strip():

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
-from bootseer.wiretypes import document, json_as, yaml_as
+from bootseer.wiretypes import document_and_owner, json_as, yaml_as
 
 log = logging.getLogger(__name__)
 
@@ -254,9 +254,8 @@ class _Known:
 
 def _read(path: Path) -> Spec:
     """Raises `ConfigError`: hooks in it run as root, so that it has to be root's; `NotFoundError`."""
-    with doing(f"read {path}"), path.open("rb") as file:
-        found = os.fstat(file.fileno())
-        text = document(file.fileno())
+    with doing(f"read {path}"):
+        text, found = document_and_owner(path)
     if found.st_uid != 0 or found.st_mode & 0o022:
         raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
     try:

@@ -15,6 +15,14 @@ log = logging.getLogger(__name__)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def refuse_mounted(folder: Path) -> None:
+    """Raise `OSError` (EBUSY) where something is mounted on or below ``folder``."""
+    real = os.path.join(os.path.realpath(folder.parent), folder.name)
+    for entry in mount.entries():
+        if f"{entry.target}/".startswith(f"{real}/"):
+            raise OSError(errno.EBUSY, f"{entry.target} is mounted there", str(folder))
+
+
 def remove_tree(folder: Path) -> None:
     """Remove ``folder`` and all below it; nothing happens when it is missing.
 
@@ -22,10 +30,7 @@ def remove_tree(folder: Path) -> None:
     entered; folders that are closed to this user, their owner, are opened. Raises `OSError`: before anything is removed
     when ``folder`` is none, or something is mounted on or below it; else for the first thing that could not be, after
     the rest."""
-    real = os.path.realpath(folder)
-    for entry in mount.entries():
-        if f"{entry.target}/".startswith(f"{real}/"):
-            raise OSError(errno.EBUSY, "something is mounted there", entry.target)
+    refuse_mounted(folder)
     try:
         fd = _open(folder)
     except FileNotFoundError:

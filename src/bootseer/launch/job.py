@@ -4,7 +4,6 @@ it."""
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +12,7 @@ import msgspec
 
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.units import MOST_SECONDS
-from bootseer.wiretypes import document, in_words, known, loaded
+from bootseer.wiretypes import document_and_owner, in_words, known, loaded
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
@@ -165,8 +164,8 @@ TECHNIQUES = ("image", "env", "caches", "checkpoint")
 def load(path: Path) -> tuple[Job, int]:
     """A job file, and the user whose file it is. Raises `NotFoundError`, or `ConfigError` that names the bad key."""
     try:
-        with path.open("rb") as file:
-            text, owner = document(file.fileno()).decode(), os.fstat(file.fileno()).st_uid
+        read, state = document_and_owner(path)
+        text, owner = read.decode(), state.st_uid
     except FileNotFoundError:
         raise NotFoundError(f"no job file {path}") from None
     except (OSError, UnicodeDecodeError) as exc:

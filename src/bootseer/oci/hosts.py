@@ -15,7 +15,7 @@ import msgspec
 
 from bootseer.errors import ConfigError
 from bootseer.oci.reference import is_host
-from bootseer.wiretypes import known, loaded
+from bootseer.wiretypes import document, known, loaded
 
 log = logging.getLogger(__name__)
 
@@ -95,8 +95,7 @@ def find(registry: str) -> Hosts:
         for folder in (*folders(base, registry), base / "_default"):
             path = folder / "hosts.toml"
             try:
-                with open(path, "rb") as file:
-                    text = file.read(_MOST + 1)
+                text = document(path)
             except (FileNotFoundError, NotADirectoryError):
                 if folder.is_dir():
                     return Hosts()

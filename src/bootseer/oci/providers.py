@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from bootseer.errors import ConfigError, UnavailableError
-from bootseer.wiretypes import document, json_as, yaml_as
+from bootseer.wiretypes import document_and_owner, json_as, yaml_as
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +100,7 @@ def _read(path: Path) -> Iterator[_Provider]:
     try:
         paths = sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES) if path.is_dir() else [path]
         for path in paths:
-            with path.open("rb") as file:
-                owner, text = os.fstat(file.fileno()), document(file.fileno())
+            text, owner = document_and_owner(path)
             if owner.st_uid not in (0, os.geteuid()) or owner.st_mode & 0o022:
                 raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
             found = json_as(text, _Providers) if path.suffix == ".json" else yaml_as(text, _Providers)

@@ -24,7 +24,7 @@ from bootseer.stripefs import locate
 from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
 from bootseer.torch.output import EDGE, no_bytes_allowed
-from bootseer.torch.pickles import DATA_OFFSET, TensorLayout, load_metadata, tensor_layout
+from bootseer.torch.pickles import DATA_OFFSET, TensorLayout, load_metadata, refuse_large, tensor_layout
 from bootseer.torch.reads import STAGING, Stored, TensorReads
 from bootseer.torch.shared_read import read_shared
 
@@ -98,6 +98,7 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
                     f"{self._url} is no checkpoint of torch.distributed.checkpoint: no {METADATA} there"
                 )
             file, self._version = folder.open(METADATA), folder.version(METADATA)
+            refuse_large(file.size, file.path)
             metadata = load_metadata(file.read(0, file.size), file.path)
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self._load_id
@@ -174,6 +175,8 @@ class _Load:
         reads = self._reads()
         for it in items:
             if it.item.type == LoadItemType.BYTE_IO:
+                it.file.check_range(it.info.offset, it.info.length)
+                refuse_large(it.info.length, f"{it.item.storage_index.fqn} in {it.file.path}")
                 reads.bytes(it.file, it.info.offset, it.info.length, lambda data, it=it: self._give_bytes(it, data))  # type: ignore[misc]
             elif it.layout is not None:
                 target = self._target(it)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import io
 import logging
+import os
 import pathlib
 import pickle
 import pickletools
@@ -29,6 +30,8 @@ _ROOM, _GROWTH = 512 << 20, 64
 """Bytes of memory that decoding a pickle may take, and more for each of its own (DCP's metadata: about 15)."""
 _WEIGH_SECONDS = 60.0
 """And so long, besides a second for each MB."""
+_LARGEST, _SHARE = 1 << 30, 1 / 64
+"""Bytes of a pickle that are read at once, or a share of the machine's memory: on a node of 1 TiB 16 GiB."""
 
 
 class _Sealed(type):
@@ -111,6 +114,13 @@ class _MetadataUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: object) -> object:
         raise pickle.UnpicklingError("it refers to other objects")
+
+
+def refuse_large(size: int, name: str) -> None:
+    """`DataError` for a pickle of more bytes than are taken into memory: a file of holes has any number of them."""
+    most = max(_LARGEST, int(_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+    if size > most:
+        raise DataError(f"{name} is not loaded: it has {size} bytes, and this machine's memory is for {most} of such")
 
 
 def load_metadata(data: bytes, name: str) -> dcp.Metadata:

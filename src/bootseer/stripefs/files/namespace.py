@@ -41,6 +41,7 @@ def remove(backend: Backend, path: str) -> None:
 def remove_tree(backend: Backend, path: str) -> None:
     """Remove a folder with everything in it; it vanishes in one step (in an object store, which has none: in many).
     COMMIT goes before the files: none ever names files that are gone."""
+    backend.check_removable(path)
     tmp = _temporary(path, uuid.uuid4().hex)
     try:
         backend.rename(path, tmp, overwrite=False)
@@ -53,6 +54,7 @@ def remove_tree(backend: Backend, path: str) -> None:
 
 def remove_all(backend: Backend) -> None:
     """Remove what is in the store, COMMIT first; its folder stays."""
+    backend.check_removable("")
     entries = [entry for entry in backend.list("") if not commit.is_hidden(entry.name)]
     for entry in sorted(entries, key=lambda entry: entry.name != commit.NAME):
         if entry.is_dir:

@@ -285,7 +285,12 @@ class _Check:
             detail = f"reads the stripes of {pointer.name}, and only as long as that is there"
             yield _finding("pointer-copy", path, detail, pointer.uuid)
         found = parallel(lambda index: self._stripe(folder, path, pointer, index), range(pointer.width))
-        if any(found) and self._is_still(path, pointer):  # else it was replaced or removed meanwhile
+        if not any(found) or not self._is_still(path, pointer):  # it was replaced or removed meanwhile
+            return
+        if all(it is not None and it.kind == "missing-stripe" and not it.repair for it in found):
+            detail = f"none of its stripes is in {folder.store}: it was copied or moved without them"
+            yield _finding("stripes-elsewhere", path, detail, pointer.uuid)
+        else:
             yield from filter(None, found)
 
     def _is_still(self, path: str, pointer: Pointer) -> bool:
