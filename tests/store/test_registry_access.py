@@ -218,7 +218,7 @@ class TestLogins:
             ("[]", "{0}/k.json:{0}", "not understood: Expected `object`"),
             ("{", "{0}/k.json:{0}", "not understood: "),
             (
-                '{"providers": [{"name": "../x", "apiVersion": "v", "matchImages": ["*.*.*.*:*"]}]}',
+                '{"providers": [{"name": "../x", "apiVersion": "v", "matchImages": ["ADDRESS"]}]}',
                 "{0}/k.json:{0}",
                 "no name",
             ),
@@ -230,7 +230,7 @@ class TestLogins:
         text: str | None, setting: str, said: str,
     ) -> None:  # fmt: skip
         if text is not None:
-            (no_logins / "k.json").write_text(text)
+            (no_logins / "k.json").write_text(text.replace("ADDRESS", locked.address))
         monkeypatch.setenv("BOOTSEER_CREDENTIAL_PROVIDERS", setting.format(no_logins))
         with pytest.raises(ConfigError, match=said):
             oci.open_image(f"{locked.address}/x:v1")
