@@ -353,6 +353,7 @@ def test_a_flipped_bit_is_seen_and_the_command_runs(site: Site, part: str) -> No
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 4
         path.unlink() if gone else path.write_bytes(bytes(data))
+    time.sleep(1.01 - time.time() % 1)  # one that is the same, of the same second too, would be the quarantined one
     result = site.run("b")
     assert (result.outcome, result.exit_code) == (Outcome.RAN_AND_PUBLISHED, 0)
     assert gone or "quarantined on this node" in result.reason
