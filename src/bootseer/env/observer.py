@@ -244,8 +244,7 @@ class Observer:
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
         texts = [text for _, text in scripts]
-        counts = lambda path: self._counts(path) and self._counts(f"{path}/.") and not self._of_package(f"{path}/")  # noqa: E731
-        found |= names.asked(self._lookups, opens, spec.env, work, self._found, texts, counts, self._is_old)
+        found |= names.asked(self._lookups, opens, spec.env, work, self._found, texts, self._counts_whole, self._is_old)
         shown = {name: real for name, real in found.items() if inputs.is_text(name + real)}
         if len(shown) > names.MOST:
             log.warning("%d names that lead elsewhere do not count: more than %d", len(shown) - names.MOST, names.MOST)
@@ -371,6 +370,10 @@ class Observer:
             return False
         own = _STANDARD_LIBRARY.search(path) or _OF_TOOLS.search(path) or caches.CONTENT in path
         return not own and not only_credentials(os.path.basename(path))
+
+    def _counts_whole(self, path: str) -> bool:
+        """Whether ``path`` and all that may be in it count."""
+        return self._counts(path) and self._counts(f"{path}/.") and not self._of_package(f"{path}/")
 
 
 def _state(spec: EnvSpec, path: str) -> FileState | None:

@@ -97,15 +97,7 @@ _PYTHON = (".python-version", ".python-versions")
 _PIP = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf", "$PIP_CONFIG_FILE", "$VIRTUAL_ENV/pip.conf")
 _NPM = ("/etc/npmrc", "~/.npmrc", "$NPM_CONFIG_USERCONFIG", ".npmrc")
 SETTINGS = {
-    "pip": (
-        _PIP := (
-            "/etc/pip.conf",
-            "~/.pip/pip.conf",
-            "~/.config/pip/pip.conf",
-            "$PIP_CONFIG_FILE",
-            "$VIRTUAL_ENV/pip.conf",
-        )
-    ),
+    "pip": _PIP,
     "pipx": _PIP,
     "uv": ("/etc/uv/uv.toml", "~/.config/uv/uv.toml", "$UV_CONFIG_FILE", "uv.toml", "pyproject.toml", *_PYTHON),
     "npm": _NPM,

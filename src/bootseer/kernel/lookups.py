@@ -235,6 +235,8 @@ class Lookups:
             known = record[4:8], record[16:], "" if text.startswith(b"/") else f"{folder} {here}"
             if known in self._known:
                 return
+            if len(self._known) >= _MOST:  # each name of a program counts anew, and may be any
+                self._known.clear()
             self._known.add(known)
         if what == _FORKS:
             self._folders[folder] = self._begun[folder] = here

@@ -30,8 +30,8 @@ _ROOM, _GROWTH = 512 << 20, 64
 """Bytes of memory that decoding a pickle may take, and more for each of its own (DCP's metadata: about 15)."""
 _WEIGH_SECONDS = 60.0
 """And so long, besides a second for each MB."""
-_LARGEST, _SHARE = 1 << 30, 1 / 64
-"""Bytes of a pickle that are read at once, or a share of the machine's memory: on a node of 1 TiB 16 GiB."""
+_LARGEST, _SHARE = 1 << 30, 1 / 4
+"""Bytes of a pickle that are read at once, or a share of the machine's memory: on a node of 1 TiB 256 GiB."""
 
 
 class _Sealed(type):
