@@ -113,14 +113,20 @@ def seen(
     """Of the paths that a command looked for those that may be inputs, each once: what was not there, but for what lies
     in folders that it made and may have removed, or where another one says the same; and where those lead that lead
     elsewhere. Below the home folder also as ``~/``, where another user's has it."""
-    shown, known = _shown(env), {*lookups.absent, *lookups.made}
+    shown, known, clear = _shown(env), {*lookups.absent, *lookups.made}, set[str]()
+
+    def is_below(path: str) -> bool:
+        """One of ``known``; the folders of which that is not so are looked at once."""
+        passed = set[str]()
+        while (path := os.path.dirname(path)) not in clear and path not in passed:
+            if path in known:
+                return True
+            passed.add(path)
+        clear.update(passed)
+        return False
+
     for path in sorted(lookups.absent):
-        if (
-            not known.isdisjoint(_folders([path]))
-            or path in lookups.made
-            or not counts(path)
-            or not counts(f"{path}/.")
-        ):
+        if is_below(path) or path in lookups.made or not counts(path) or not counts(f"{path}/."):
             continue
         if shown(path) and not _NO_NAME.search(path) and not os.path.exists(path):
             yield path, ""

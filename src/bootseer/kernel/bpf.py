@@ -22,6 +22,8 @@ TRACEPOINT, RAW_TRACEPOINT = 5, 17
 """Kinds of programs."""
 GET, PUT, DROP, TASK, PROGRAM, READ_KERNEL, READ_USER_TEXT, SEND = 1, 2, 3, 14, 16, 113, 114, 130
 """Helpers of the kernel, for `Code.call`."""
+NO_WAKE = 1
+"""For `SEND`: who waits for the queue is not woken."""
 _LICENSE = b"Dual MIT/GPL"
 _ATTRIBUTES = 144
 """Bytes; zeros behind what a kernel knows are allowed."""

@@ -38,7 +38,9 @@ _ABSENT = (-errno.ENOENT, -errno.ENOTDIR)
 _SIZE, _PROCESSES, _NUMBERS = 32 << 20, 1 << 16, 512
 """Bytes of the queue, about 300,000 paths; processes at once; numbers of calls."""
 _MOST = 1_000_000
-_JOIN_SECONDS, _PAUSE = 60.0, 0.2
+_JOIN_SECONDS = 60.0
+_PAUSE = 0.05
+"""Seconds between two looks at the queue. To be woken for each path would take the command longer than its calls."""
 _BUSY, _DISCARDED = 1 << 31, 1 << 30
 
 
@@ -200,18 +202,15 @@ class Lookups:
 
     def _send(self, code: bpf.Code) -> bpf.Code:
         """Register 2 has where the record begins, 3 its bytes."""
-        code.map(1, self._ring).number(4, 0).call(bpf.SEND).if_is(0, 0, "out").label("lost")
+        code.map(1, self._ring).number(4, bpf.NO_WAKE).call(bpf.SEND).if_is(0, 0, "out").label("lost")
         code.number(1, 0).put(10, -56, 1, 4).stack(2, -56).map(1, self._dropped).call(bpf.GET).if_is(0, 0, "out")
         return code.number(1, 1).count(0, 1).label("out").number(0, 0).end()
 
     def _watch(self) -> None:
         try:
-            with select.epoll() as poll:
-                poll.register(self._ring, select.EPOLLIN)
-                poll.register(self._wake, select.EPOLLIN)
-                while self._wake not in (fd for fd, _ in poll.poll(_PAUSE)):
-                    self._read()
+            while not select.select([self._wake], [], [], _PAUSE)[0]:
                 self._read()
+            self._read()
         except Exception as exc:  # whatever it is, ``absent`` is not whole
             self.failure = f"a lookup was lost: {exc}"
 

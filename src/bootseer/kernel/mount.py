@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from bootseer.closing import descriptor
 from bootseer.errors import BootseerError, DataError, PrivilegeError, UnsupportedError, doing, from_os_error
 from bootseer.kernel import libc, loop
 
@@ -48,6 +49,8 @@ class MountEntry(NamedTuple):
     parent: int = 0
     follows: bool = False
     """It came from, and goes with, a mount of another namespace."""
+    root: str = "/"
+    """What of the file system it shows."""
 
 
 def mount(source: str | Path, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
@@ -174,6 +177,7 @@ def entries(process: int | str = "thread-self") -> Iterator[MountEntry]:
                 int(fields[0]),
                 int(fields[1]),
                 any(field.startswith("master:") for field in fields[6:]),
+                _unescape(fields[3]),
             )
 
 
@@ -346,6 +350,15 @@ def mount_overlay(
                 if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno != errno.EINVAL:
                     raise
         mount(source, target, "overlay", flags=flags, data=data)
+
+
+def bind(source: Path, target: Path) -> None:
+    """Show the folder ``source`` on ``target``, without set-uid programs and device nodes (Linux 5.12). Raises
+    `BootseerError`."""
+    with doing(f"show {source} on {_named(target)}"):
+        tree = libc.open_tree(str(source), attributes=libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV)
+        with descriptor(tree):
+            libc.move_mount(tree, f"{target}/.")  # a name of `beneath.shown` is a link
 
 
 def upper_in_use(upper: Path, spare: Path) -> bool:
