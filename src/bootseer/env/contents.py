@@ -149,13 +149,13 @@ class Contents:
     def seal(self, items: Sequence[Item], entries: Sequence[Entry]) -> bytes:
         """The metadata of the tree of ``entries``, those of ``items``."""
         for item, entry in zip(items, entries, strict=True):
-            name, status, full = os.fsencode(item.path), item.status, os.fsencode(item.full)
+            name, status = os.fsencode(item.path), item.status
             if entry.kind == "f":
                 self._writer.add_hardlink(name, self._placed[state_of(status)][0])
             elif entry.kind == "h":
                 self._writer.add_hardlink(name, os.fsencode(entry.data))
             else:
-                attrs = erofs.attributes(status, full, self._left_out, name)
+                attrs = erofs.attributes(status, os.fsencode(item.full), self._left_out, name)
                 if entry.kind in ("d", "o"):
                     self._writer.add_dir(name, attrs)
                 elif entry.kind == "l":
@@ -221,6 +221,8 @@ def _check(fd: int, file: File) -> None:
 
 def _source_of(path: str) -> str:
     """The source of the byte code ``path``; empty for other files."""
+    if not path.endswith(".pyc"):
+        return ""
     source = _BYTE_CODE.sub(r"\1.py", path)
     return source if source != path else ""
 
@@ -245,11 +247,11 @@ def _units(files: Iterable[File]) -> list[list[File]]:
     elsewhere moves nothing in here; byte code is apart, as it changes more often than its source."""
     out: list[list[File]] = []
     small: dict[tuple[bool, str], list[File]] = {}
-    for file in sorted(files, key=lambda file: os.path.split(file.path)):
+    for file in sorted(files, key=lambda file: file.path.rpartition("/")[::2]):
         if file.status.st_size >= ALIGN:
             out.append([file])
         else:
-            folder = os.path.dirname(file.path)
+            folder = file.path.rpartition("/")[0]
             small.setdefault((folder.endswith("/__pycache__"), folder), []).append(file)
     above = {(code, folder) for code, path in small for folder in ("", path, *scan.above(path))}
     for code, folder in sorted(above, key=lambda one: (-len(one[1].split("/")), one[1] == "", one)):
@@ -263,7 +265,7 @@ def _units(files: Iterable[File]) -> list[list[File]]:
 
 def _cut(files: list[File]) -> Iterator[list[File]]:
     unit: list[File] = []
-    for folder, some in itertools.groupby(files, lambda file: os.path.dirname(file.path)):
+    for folder, some in itertools.groupby(files, lambda file: file.path.rpartition("/")[0]):
         if unit and zlib.crc32(os.fsencode(folder)) % _FOLDERS == 0:
             yield unit
             unit = []

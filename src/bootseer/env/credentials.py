@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import fnmatch
 import functools
 import hashlib
 import os
@@ -81,7 +80,7 @@ _TOKENS = (  # (what every match contains, the published shape)
 )
 _EDGES = r"(?<![A-Za-z0-9]){}(?![\w(.])"
 _TOKEN_BYTES = [
-    ([mark.encode() for mark in marks], pattern(_EDGES.format(f"({shape})").encode())) for marks, shape in _TOKENS
+    (mark.encode(), pattern(_EDGES.format(f"({shape})").encode())) for marks, shape in _TOKENS for mark in marks
 ]
 _TOKEN_TEXT = pattern(_EDGES.format("(?:" + "|".join(shape for _, shape in _TOKENS) + ")"))
 _PEM_TEXT = pattern(r"(?s)-----BEGIN (?:[A-Z0-9]+ ){0,2}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*KEY-----|$)")
@@ -222,9 +221,8 @@ def _suspicious_lines(data: bytes) -> Iterator[int]:
 
 
 def _is_dotenv(name: str) -> bool:
-    return any(fnmatch.fnmatch(name, form) for form in (".env", ".env.*", "*.env")) and not name.endswith(
-        (".example", ".sample", ".template", ".dist")
-    )
+    is_one = name.endswith(".env") or name.startswith(".env.")
+    return is_one and not name.endswith((".example", ".sample", ".template", ".dist"))
 
 
 def _suspicion(name: str, data: bytes) -> str:
@@ -243,8 +241,8 @@ def _suspicion(name: str, data: bytes) -> str:
                 return "password in a URL"
         if any(_is_random(found[1]) for found in _URL_TOKEN.finditer(data)):
             return "token in a URL"
-    for marks, shape in _TOKEN_BYTES:
-        if any(mark in data for mark in marks):
+    for mark, shape in _TOKEN_BYTES:
+        if mark in data:
             for found in shape.finditer(data):
                 if _is_random(found[1]) and b"EXAMPLE" not in found[1]:
                     return "access token"

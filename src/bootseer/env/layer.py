@@ -45,8 +45,8 @@ class Item(NamedTuple):
     xattrs: dict[str, bytes]
 
     @property
-    def full(self) -> Path:
-        return self.base / self.path
+    def full(self) -> str:
+        return f"{self.base}/{self.path}"
 
 
 def list_layers(targets: int, *roots: Path) -> tuple[list[Item], list[Item]]:
@@ -133,10 +133,11 @@ def _walk(root: Path, stack: list[str]) -> Iterator[tuple[str, os.stat_result, d
     """(path, lstat, extended attributes) of each entry at and below the paths of ``stack``."""
     while stack:
         path = stack.pop()
-        info = os.lstat(root / path)
-        yield path, info, xattrs(root / path)
+        full = f"{root}/{path}"
+        info = os.lstat(full)
+        yield path, info, xattrs(full)
         if stat.S_ISDIR(info.st_mode):
-            stack.extend(f"{path}/{name}" for name in os.listdir(root / path))
+            stack.extend(f"{path}/{name}" for name in os.listdir(full))
 
 
 def xattrs(path: str | Path) -> dict[str, bytes]:
