@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from bootseer import oci
 from bootseer.erofs import Writer
 from bootseer.errors import DataError
-from bootseer.image.container import open_in_root
 from bootseer.kernel import mount
+from bootseer.kernel.libc import open_in_root
 from bootseer.oci import tar
 from bootseer.oci.folder import FolderTree
 from bootseer.oci.layers import LayeredTree

@@ -28,6 +28,7 @@ def test_message_and_hint_make_one_line():
         (errno.EDQUOT, errors.FullError),
         (errno.EACCES, errors.NotWritableError),
         (errno.EROFS, errors.NotWritableError),
+        (errno.EEXIST, errors.NotWritableError),
         (errno.ENOENT, errors.NotFoundError),
         (errno.ECONNREFUSED, errors.UnavailableError),
         (errno.EIO, errors.BootseerError),

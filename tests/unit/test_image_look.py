@@ -209,6 +209,8 @@ def test_images_are_named_by_digest_digits_and_platform(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"not converted for linux/s390x in store .*; it is for .*linux/arm64"):
         site.text("inspect", digest, "--platform", "linux/s390x")
     assert "linux/arm64" in site.text("rm", digest, "--platform", "linux/arm64", "--json")
+    with pytest.raises(NotFoundError, match="not converted for linux/arm64"):
+        site.text("rm", digest, "--platform", "linux/arm64")
     assert {row["platform"] for row in site.images()} == {host}
 
 
@@ -238,6 +240,9 @@ def test_only_another_platform_is_found_by_digits(tmp_path: Path) -> None:
         site.text("inspect", site.record.image)
     site.text("rm", site.record.image[7:19])
     assert [row["reference"] for row in site.images()] == [site.other]
+    for gone in (site.record.image, site.record.image[:15], site.record.image[7:19]):
+        with pytest.raises(NotFoundError, match=f"no image {gone}"):
+            site.text("rm", gone)
 
 
 def test_all_that_is_listed_is_removed(tmp_path: Path) -> None:
@@ -328,6 +333,8 @@ def test_an_image_as_a_folder(site: Site) -> None:
         (("ls", "REF", "/nothing"), 66, "the image has no /nothing"),
         (("ls", "REF", "/bin/big/x"), 66, "the image has no"),
         (("ls", "oci:/nowhere:v1"), 66, "nowhere"),
+        (("convert", "REF", "--work-dir", "/dev/null"), 73, "cannot work in /dev/null: File exists"),
+        (("convert", "REF", "--work-dir", "/dev/null/x"), 66, "cannot work in /dev/null/x: Not a directory"),
         (("extract", "REF", "--file", "/bin"), 70, "it is no file but a folder"),
         (("extract", "REF", "--file", "/nothing"), 66, "the image has no /nothing"),
         (("touched", "REF", "--job", "nobody"), 66, "no start of a job nobody"),

@@ -295,6 +295,15 @@ def test_deep_members_cost_what_they_are() -> None:
     assert took < 20
 
 
+def test_what_estargz_adds_to_a_layer_is_not_in_the_tree() -> None:
+    added = [Member(name, data=b"\x0f") for name in (".prefetch.landmark", ".no.prefetch.landmark")]
+    toc = Member("stargz.index.json", data=b"{}" * 999)
+    image = Image(
+        [[added[0], Member("a"), toc], [added[1], folder("d"), toc._replace(name="d/stargz.index.json"), toc]]
+    )
+    assert image.names() == {"a", "d", "d/stargz.index.json"}
+
+
 def test_attributes_of_overlayfs_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     set_by = {"trusted.overlay.redirect": b"/etc", "trusted.overlay.opaque": b"y", "user.overlay.opaque": b"y"}
     members = [

@@ -167,6 +167,12 @@ def test_null_is_not_what_must_be_there(said: dict[str, Any]) -> None:
         spec.decode(json.dumps({"schemaVersion": 2, "config": item} | said).encode(), spec.Manifest, "it")
 
 
+@pytest.mark.parametrize("said", [1700000000, 1.5, {"at": 1}, [], True])
+def test_who_made_an_image_and_when_may_be_said_in_any_way(said: object) -> None:
+    document = {"architecture": "amd64", "os": "linux", "rootfs": {}, "created": said, "author": said, "history": said}
+    assert spec.decode(json.dumps(document).encode(), spec.ImageConfig, "configuration").architecture == "amd64"
+
+
 def test_an_image_without_layers_is_one(tmp_path: Path) -> None:
     config = {"os": "linux", "architecture": oci.host_platform().split("/")[1], "rootfs": {"diff_ids": None}}
     body = json.dumps(config).encode()
@@ -426,6 +432,18 @@ def test_a_bomb_ends_where_no_layer_goes(kind: str, monkeypatch: pytest.MonkeyPa
         list(itertools.islice(sizes, 10))
     honest = os.urandom(1 << 20) + bytes(100 << 20)
     assert b"".join(inflate(pieces(pack(honest), 1 << 16), "layer")) == honest
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_what_follows_a_gzip_stream_is_named(size: int) -> None:
+    """It is not cut short: something is behind it. Zeros are nothing, as tapes and others fill blocks with them."""
+    plain = os.urandom(3000) + bytes(3 << 20)
+    data = gzip.compress(plain)
+    assert b"".join(inflate(pieces(data + bytes(999) + data + bytes(5), size), "layer")) == 2 * plain
+    for more in (b"g", b"garbage", bytes(7) + b"x", b"y" * 5000, b"\x1fno", b"\x1f\x8b", data[:9]):
+        with pytest.raises(DataError, match=r"layer 7 is (.*behind the end|truncated|corrupt)") as caught:
+            list(inflate(pieces(data + more, size), "layer 7"))
+        assert ("behind the end of its gzip stream" in str(caught.value)) is (more.lstrip(b"\0")[:1] != b"\x1f")
 
 
 def test_truncated_gzip_is_named() -> None:

@@ -149,10 +149,10 @@ class Kin:
         self.trace = Trace(self.old, self.before.map.size, 5, True, touches)
         assert library.publish(self.store, JOB, self.trace, self.before.map) == "published"
 
-    def more_jobs(self, count: int) -> None:
+    def more_jobs(self, count: int, different: int = 8) -> None:
         """Others, whose names come first in a listing, and that were started long ago."""
         for number in range(count):
-            touches = (Touch(0, 7, self.trace.touches[0].unit, 1 + number % 8),)
+            touches = (Touch(number, 7, self.trace.touches[0].unit, 1 + number % different),)
             trace = Trace(self.old, self.before.map.size, 6 + number, True, touches)
             key = ProfileKey(f"job-{number}")
             assert library.publish(self.store, key, trace, self.before.map) == "published"
@@ -182,6 +182,20 @@ def test_of_many_jobs_those_that_were_started_last_are_predicted(tmp_path: Path)
     assert kin.predict() == kin.old
     folders = {info.key.split("/")[2] for info in kin.store.list(f"profiles/{kin.new}")}
     assert folders == {JOB.folder, *(f"job-{number}" for number in range(2, 9))}
+
+
+def test_jobs_that_touch_the_same_count_as_one(tmp_path: Path) -> None:
+    """Of whom each start has a name of its own, as with the day in it, crowds out nobody; and reads end."""
+    kin = Kin(tmp_path)
+    kin.more_jobs(40, different=1)
+    merged = predict_blocks(kin.store, kin.new, [kin.old], ProfileKey("never seen"), cache_dir=kin.work)
+    assert set(merged) == {kin.parts[f"lib/{n}.so"].unit // BLOCK + more for n in (1, 3, 4) for more in (1, 2)}
+    assert kin.predict() == kin.old
+    found = [info.key.split("/")[2:] for info in kin.store.list(f"profiles/{kin.new}")]
+    assert {job for job, name in found if name.endswith(".pack")} == {JOB.folder, "job-39"}
+    assert {job for job, name in found if name.endswith(".trace")} == {
+        JOB.folder, *(f"job-{number}" for number in range(9, 40))
+    }  # fmt: skip
 
 
 def test_a_first_start_is_foretold_from_its_own_job_alone(tmp_path: Path) -> None:

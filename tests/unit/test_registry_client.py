@@ -41,6 +41,8 @@ class Server(WebServer):
         self.troubles: list[str] = []
         self.seen: list[tuple[str, str]] = []
         self.token = ""
+        self.page: dict[str, str] = {}
+        """Headers of what it answers in place of blobs."""
 
     def _answer(self, request: Request) -> Answer:
         path, asked = request.path, request.headers.get("Range", "")
@@ -57,6 +59,8 @@ class Server(WebServer):
         if kind == "manifests" and name in self.documents:
             body, media_type = self.documents[name]
             return Answer(body=body, headers={"Content-Type": media_type})
+        if kind == "blobs" and self.page:
+            return Answer(body=iter([b"<" * int(self.page["Content-Length"])]), headers=self.page)
         if kind == "blobs" and name in self.blobs:
             data = self.blobs[name]
             start = int(asked.removeprefix("bytes=").partition("-")[0]) if asked and trouble != "no ranges" else 0
@@ -134,6 +138,29 @@ def test_a_stalled_transfer_is_given_up_and_resumed(server: Server, monkeypatch:
     assert fetch(server) == BLOB
     assert time.monotonic() - began < 1.0
     assert server.seen[1][1].startswith("bytes=")
+
+
+@pytest.mark.parametrize(
+    ("headers", "length"),
+    [
+        ({"Content-Type": "text/html; charset=utf-8"}, 900),
+        ({"Content-Type": "application/json"}, 30),
+        ({"Content-Type": "application/octet-stream"}, len(BLOB) + 1),
+        ({"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}, len(BLOB)),
+    ],
+)
+def test_a_page_in_place_of_a_blob_is_no_outage(server: Server, headers: dict[str, str], length: int) -> None:
+    server.page = headers | {"Content-Length": str(length)}
+    with pytest.raises(DataError, match=rf"something else than blob .*'{headers['Content-Type'].lower()}'.*proxy"):
+        fetch(server)
+    assert len(server.seen) == 1
+    item = descriptor(BLOB)
+    with Registry(oci.Reference.parse(f"{server.address}/x")) as client:
+        # a reader may wait until the page is gone
+        with pytest.raises(UnavailableError, match="something else than blob"):
+            client.read_range(item, 0, 100)
+        server.page = {}
+        assert client.read_range(item, 0, 100) == BLOB[:100]
 
 
 def test_trouble_without_end_is_an_error(server: Server) -> None:

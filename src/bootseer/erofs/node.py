@@ -19,7 +19,7 @@ _FILE_TYPES = {
     stat.S_IFSOCK: 6,
     stat.S_IFLNK: 7,
 }
-MAX_ID = (1 << 32) - 2
+MAX_ID = (1 << 32) - 2  # the next one means "leave it" to chown(2)
 _NO_XATTRS: Mapping[bytes, bytes] = {}
 
 

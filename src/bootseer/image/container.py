@@ -170,7 +170,7 @@ def check_command(document: dict[str, Any]) -> None:
 
 def _open_inside(rootfs: Path, path: bytes, flags: int) -> int:
     with descriptor(os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
-        return open_in_root(root, path, flags | os.O_CLOEXEC)
+        return libc.open_in_root(root, path, flags | os.O_CLOEXEC)
 
 
 def _system_mounts() -> list[dict[str, Any]]:
@@ -297,15 +297,3 @@ def _lines(rootfs: Path, path: str, numbers_from: int) -> list[list[str]]:
         return []
     lines = [line.split(":") for line in text.split("\n")]
     return [f for f in lines if len(f) >= numbers_from and all(_is_number(f[i]) for i in range(2, numbers_from))]
-
-
-def open_in_root(root: int, path: bytes, flags: int) -> int:
-    """``openat2(2)`` of ``path`` below the folder descriptor ``root``: absolute paths, links and ``..`` stay inside it.
-    Returns a descriptor the caller closes. Raises `OSError`, EPERM where a seccomp filter refuses openat2(2), or
-    `UnsupportedError` before Linux 5.6: there is no other way to do it."""
-    try:
-        return libc.open_in_root(root, path, flags)
-    except OSError as exc:
-        if exc.errno == errno.ENOSYS:
-            raise UnsupportedError("this kernel has no openat2", hint="Linux 5.6 or newer is needed") from None
-        raise

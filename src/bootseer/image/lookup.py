@@ -101,7 +101,8 @@ def only(
 def converted_from(text: str, store: Store, platform: str = "") -> list[ImageRecord]:
     """The records, of each platform or of ``platform``, of what was converted by the name ``text``; nobody is asked
     what that names now. Raises `NotFoundError`, and `ConfigError` for several images."""
-    name, platform = str(oci.Reference.parse(text)), str(Platform.parse(platform)) if platform else ""
+    name = text if text.startswith("sha256:") else str(oci.Reference.parse(text))  # nothing has a digest as its name
+    platform = str(Platform.parse(platform)) if platform else ""
     found = [one for one in records.listing(store) if one.reference == name and platform in ("", one.platform)]
     if not found:
         raise NotFoundError(f"no image in store {store.shown} was converted from {name}")

@@ -14,7 +14,7 @@ from bootseer.errors import DataError, NotFoundError, UnavailableError, Unsuppor
 from bootseer.oci.endpoint import RETRIES, Again, Endpoint
 from bootseer.oci.spec import Descriptor
 from bootseer.oci.transport import Answer
-from bootseer.oci.wire import TransportError
+from bootseer.oci.wire import TransportError, number
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ class Blobs:
         whole = not offset and length == item.size
         headers = {} if whole else {"Range": f"bytes={offset}-{offset + length - 1}"}
         with self._open(item, headers, patience) as answer:
+            self._look(answer, item, patience)
             skip = self._skip(answer, item, offset, length)
             if skip > _MOST_SKIPPED and patience is not None:
                 raise UnsupportedError(
@@ -96,6 +97,19 @@ class Blobs:
                 skip -= len(_some(answer, min(_CHUNK, skip), item))
             for size in sizes or _chunks(length):
                 yield _some(answer, size, item)
+
+    def _look(self, answer: Answer, item: Descriptor, patience: float | None) -> None:
+        """Whether the answer can be of this blob at all. A page of a proxy is gone by the next try, perhaps, and a
+        reader may wait for that; nobody else does."""
+        said = {name: answer.headers.get(f"content-{name}", "").lower() for name in ("type", "encoding", "length")}
+        size = number(said["length"]) if answer.status == 200 else None
+        other = size != item.size if size is not None else said["type"].startswith("text/html")
+        if other or said["encoding"] not in ("", "identity"):
+            what = f"registry {self._endpoint.registry} answers something else than blob {item.digest}"
+            told = ", ".join(f"{name} {text[:80]!r}" for name, text in said.items() if text)
+            raise (DataError if patience is None else UnavailableError)(
+                f"{what} of {item.size} bytes: {told}", hint="a proxy or login page may be in between"
+            )
 
     def _skip(self, answer: Answer, item: Descriptor, offset: int, length: int) -> int:
         """How many bytes of the answer's body come before the wanted ones, after checking that it holds those."""

@@ -18,6 +18,8 @@ from bootseer.oci import tar
 
 _log = logging.getLogger(__name__)
 _WHITEOUT, _OPAQUE, _AUFS = b".wh.", b".wh..wh..opq", b".wh..wh."
+_ESTARGZ = (b"stargz.index.json", b".prefetch.landmark", b".no.prefetch.landmark")
+"""What eStargz puts into the root of a layer for those who read it lazily, and no image brings itself."""
 _OVERLAY = (b"trusted.overlay.", b"user.overlay.")
 """Overlayfs takes these for its own: they hide files, or say that their content is elsewhere."""
 _OF_HOST = (b"security.selinux", b"security.ima", b"security.evm", b"system.nfs4_acl")
@@ -94,7 +96,9 @@ class LayeredTree:
                 continue
             name = parts[-1]
             parent = self._open_parent(parts[:-1])
-            if name.startswith(_WHITEOUT):
+            if len(parts) == 1 and name in _ESTARGZ:
+                reader.skip(entry.size)
+            elif name.startswith(_WHITEOUT):
                 self._whiteout(parent, name)
                 reader.skip(entry.size)
             else:

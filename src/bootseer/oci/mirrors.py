@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from bootseer.errors import BootseerError, NotFoundError, UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError, UnsupportedError
 from bootseer.oci.endpoint import Endpoint
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Mirrors:
         log.warning("mirror %s does not give %s: %s; asking the next", endpoint.root, what, exc.message)
         if isinstance(exc, UnavailableError):
             self._leave(endpoint, "", min(max(REST, exc.retry_after or 0.0), _LONGEST_REST))
-        elif isinstance(exc, NotFoundError | UnsupportedError):
+        elif isinstance(exc, NotFoundError | UnsupportedError | DataError):
             self._leave(endpoint, name, _LACKS)
 
     def damaged(self, name: str) -> None:

@@ -177,8 +177,7 @@ class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     rootfs: RootFS
     config: ContainerConfig | None = None
     variant: str = ""
-    created: str | None = None
-    author: str | None = None
+    created: Any = None
 
 
 T = TypeVar("T")
@@ -213,7 +212,7 @@ def describe(body: bytes, media_type: str, what: str) -> Descriptor:
     """Of the manifest or index ``body``, whose media type is ``media_type`` to who gave it (empty, or of `_ANY`: nobody
     says). `DataError` when the document says otherwise, or can be read as a manifest and as an index (CVE-2021-41190).
     """
-    found = decode(body, Document, what)
+    found = decode(body, Document, f"{what}, given as {media_type!r}," if media_type else what)
     media_type = "" if media_type in _ANY else media_type
     if media_type and found.media_type not in ("", media_type):
         raise DataError(f"{what} was given as {media_type!r} and calls itself {found.media_type!r}")

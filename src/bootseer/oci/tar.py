@@ -20,7 +20,6 @@ REGULAR, HARDLINK, SYMLINK, CHAR, BLOCKDEV, DIRECTORY, FIFO = b"0", b"1", b"2", 
 _NO_DATA = (HARDLINK, SYMLINK, CHAR, BLOCKDEV, DIRECTORY, FIFO)
 _XATTR = b"SCHILY.xattr."
 _MAX_SIZE = (1 << 63) - 1  # off_t
-_MAX_ID = (1 << 32) - 2  # the next one means "leave it" to chown(2)
 
 
 class Entry(NamedTuple):
@@ -171,8 +170,8 @@ def _entry(
     size = int(pax[b"size"]) if b"size" in pax else size
     uid = int(pax[b"uid"]) if b"uid" in pax else _number(head[108:116])
     gid = int(pax[b"gid"]) if b"gid" in pax else _number(head[116:124])
-    if size < 0 or not (0 <= uid <= _MAX_ID and 0 <= gid <= _MAX_ID):
-        raise ValueError(f"size {size}, owner {uid}:{gid}")
+    if size < 0:
+        raise ValueError(f"size {size}")
     extents: list[tuple[int, int]] | None = None
     file_size = size
     if kind in _NO_DATA:

@@ -21,7 +21,7 @@ from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.hotpack_builder import MAX_UNITS
 from bootseer.blocks.profiles.layout import layout_of
 from bootseer.blocks.profiles.library import ProfileKey, Target
-from bootseer.blocks.profiles.merge import merge, select
+from bootseer.blocks.profiles.merge import merge, select, units_of
 from bootseer.blocks.profiles.prediction import Side, predict, wanted
 from bootseer.blocks.publish.dedup import MAX_TREES
 from bootseer.blocks.publish.spool import FOLDER_BYTES
@@ -41,15 +41,17 @@ _LEAST = 0.5
 _TRIED = 4
 """Trees with profiles that are looked at."""
 _JOBS = 8
-"""Profiles of the nearest tree that are predicted from: those with the newest traces, where the store says when."""
+"""Profiles of the nearest tree that are predicted from, each unlike the others."""
+_READ = 32
+"""Profiles that are read for them: those with the newest traces, where the store says when."""
+_ALIKE = 0.01
+"""Share of what two starts touch that one of them alone touches, up to which their profiles are one."""
 _LISTED = _JOBS * library.LOOKED_AT
 """Objects among which they are looked for."""
 _STARTS = 3
 """Starts of each that count, the newest: as many as say something new."""
 _LARGER = 8
 """Times its own metadata that a tree reads of its kin at most: whoever writes to the store may make himself kin."""
-_SECONDS = 60.0
-"""Whoever converted waits no longer: then no more is predicted, and what has no hot pack gets none."""
 
 
 def predict_profiles(
@@ -64,11 +66,10 @@ def predict_profiles(
     that it has, too. Returns that tree's digest; empty: there is none, or profiles of ``digest`` are there already.
     ``subject``: the image whose tree it is; a registry keeps what is published with it. ``work``: a folder with space
     for the metadata of both and for the hot blocks. Trouble is a line in the log."""
-    end = time.monotonic() + _SECONDS
     with _as_advice(digest), store.batch(subject=subject):
-        found = _foretold(store, digest, kin, work, end)
+        found = _foretold(store, digest, kin, work)
         if found is not None:
-            _publish(store, found.tree, found.traces, work, end)
+            _publish(store, found, work)
             return found.other
     return ""
 
@@ -78,9 +79,9 @@ def predict_blocks(store: Store, digest: str, kin: Iterable[str], key: ProfileKe
     foretells them now: for a start that has no profile. Nothing is published, as that start is recorded itself; trouble
     is a line in the log."""
     with _as_advice(digest):
-        found = _foretold(store, digest, kin, cache_dir, time.monotonic() + _SECONDS, key.folder)
+        found = _foretold(store, digest, kin, cache_dir, key.folder)
         if found is not None:
-            return merge(list(found.traces.values()), found.tree.map)
+            return merge([found.traces[job] for job in found.unlike], found.tree.map)
     return []
 
 
@@ -95,14 +96,15 @@ def _as_advice(digest: str) -> Iterator[None]:
 
 
 class _Foretold(NamedTuple):
-    """A tree, the one it is foretold from, and a trace by job."""
+    """A tree, the one it is foretold from, a trace by job, and the jobs of which none is like one before."""
 
     tree: LocalTree
     other: str
     traces: dict[str, Trace]
+    unlike: list[str]
 
 
-def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, end: float, own: str = "") -> _Foretold | None:
+def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, own: str = "") -> _Foretold | None:
     """From the first tree of ``kin`` that is near enough; of that the profile ``own`` alone, if it has that."""
     if library.has_traces(store, f"profiles/{digest}"):
         return None
@@ -110,30 +112,30 @@ def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, end: fl
     some = itertools.islice((one for one in kin if one != digest), MAX_TREES)
     near = (one for one in some if library.has_traces(store, f"profiles/{one}"))
     for other in itertools.islice(near, _TRIED):
-        if time.monotonic() > end:
-            break
         tree = tree or localize(store, digest, work)
         if localize_manifest(store, other, work).manifest.meta.size > _LARGER * tree.manifest.meta.size:
             log.info("tree %s has too much metadata to foretell starts of tree %s", other[:12], digest[:12])
             continue
         old = localize(store, other, work)
         new_side = Side(digest, tree.map, layout_of(tree.meta))
-        if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side, own):
+        found, unlike = _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side, own)
+        if found:
             log.info("%d profiles of tree %s predicted from tree %s", len(found), digest[:12], other[:12])
-            return _Foretold(tree, other, found)
+            return _Foretold(tree, other, found, unlike)
     return None
 
 
-def _predictions(store: Store, old: Side, new: Side, own: str) -> dict[str, Trace]:
+def _predictions(store: Store, old: Side, new: Side, own: str) -> tuple[dict[str, Trace], list[str]]:
     """The predicted trace of the job ``own`` of ``old``; without such a profile those of the jobs that were started
-    last, as far as they are near enough. One profile is held at a time."""
+    last, as far as they are near enough, until `_JOBS` are unlike one another: these are told as well. One profile is
+    held at a time."""
     jobs = {own: 0.0} if own and library.has_traces(store, f"profiles/{old.tree}/{own}") else {}
     for info in itertools.islice(store.list(f"profiles/{old.tree}"), 0 if jobs else _LISTED):
         parts = info.key.split("/")
         if len(parts) == 4 and info.key.endswith(".trace"):
             jobs[parts[2]] = max(info.mtime, jobs.get(parts[2], 0.0))
-    began, found = int(time.time()), dict[str, Trace]()
-    for job in sorted(jobs, key=lambda job: -jobs[job])[:_JOBS]:
+    began, found, unlike = int(time.time()), dict[str, Trace](), dict[str, set[int]]()
+    for job in sorted(jobs, key=lambda job: -jobs[job])[:_READ]:
         known = [
             trace
             for trace in library.load_own(store, old.tree, ProfileKey(job), old.map.size)
@@ -143,39 +145,37 @@ def _predictions(store: Store, old: Side, new: Side, own: str) -> dict[str, Trac
         if newest:
             one = predict(newest, old, new, began=began)
             if one.share >= _LEAST and one.trace.touches:
+                units = set(units_of(one.trace))
+                if all(len(units ^ other) > _ALIKE * len(units | other) for other in unlike.values()):
+                    if len(unlike) == _JOBS:
+                        break
+                    unlike[job] = units
                 found[job] = one.trace
-    return found
+    return found, list(unlike)
 
 
-def _publish(store: Store, tree: LocalTree, found: dict[str, Trace], work: Path, end: float) -> None:
-    """Hot packs first: a profile with a trace is predicted no more."""
-    needed = list(wanted(found.values(), tree.map))
+def _publish(store: Store, found: _Foretold, work: Path) -> None:
+    """Hot packs first: a profile with a trace is predicted no more. Of profiles that are alike one has a pack."""
+    tree, traces = found.tree, {job: found.traces[job] for job in found.unlike}
+    needed = list(wanted(traces.values(), tree.map))
     if sum(map(tree.map.length_of, needed)) > FOLDER_BYTES:
         log.info("no hot pack is made of the prediction: it has %d blocks", len(needed))
     else:
         with logged(log.warning, "no hot pack is made of the prediction", kinds=(UnavailableError, FullError)):
-            _packs(store, tree, found, needed, work, end)
-    for job, trace in found.items():
+            _packs(store, tree, traces, needed, work)
+    for job, trace in found.traces.items():
         raw = trace.encode()
         store.put(f"{ProfileKey(job).prefix(tree.digest)}/{hashing.hexdigest(raw)}.trace", raw)
 
 
-def _packs(
-    store: Store,
-    tree: LocalTree,
-    found: dict[str, Trace],
-    needed: Sequence[int],
-    work: Path,
-    end: float,
-) -> None:
+def _packs(store: Store, tree: LocalTree, traces: dict[str, Trace], needed: Sequence[int], work: Path) -> None:
     target = Target(tree.digest, tree.map_digest.hex(), tree.map)
     with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
-        if not fetch_all(store, cache, needed, until=end):
+        if not fetch_all(store, cache, needed):
             raise FullError(f"no space for the hot blocks of tree {tree.digest[:12]} in {work}")
         with contextlib.closing(cache.blocks_now()) as ready:
-            for job, trace in found.items():
-                if time.monotonic() < end:
-                    _pack(store, ProfileKey(job).prefix(tree.digest), merge([trace], tree.map), ready, target, work)
+            for job, trace in traces.items():
+                _pack(store, ProfileKey(job).prefix(tree.digest), merge([trace], tree.map), ready, target, work)
 
 
 def _pack(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -88,14 +87,12 @@ def fetch_all(
     *,
     streams: int = 6,
     stalled: float = STALLED_SECONDS,
-    until: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
     here: NodeBlocks | None = None,
 ) -> bool:
     """Fetch the blocks ``wanted`` into ``cache``, in this order, those ``here`` from there; False when it could not
     take one. ``progress(done, total)`` counts blocks. Raises `UnavailableError` when nothing came for ``stalled``
-    seconds or not all by the monotonic time ``until``, `DataError` for a block that no source has right, and at once
-    what a source refuses with."""
+    seconds, `DataError` for a block that no source has right, and at once what a source refuses with."""
     # The fetcher keeps a third of its threads for readers, of which there are none.
     threads = streams + max(1, streams // 2)
     fetcher = Fetcher(cache, StoreSource(store, cache.map), streams=threads, deadline=stalled)
@@ -112,8 +109,6 @@ def fetch_all(
                 raise fetcher.trouble or UnavailableError(
                     f"nothing came from {store.shown} for {stalled:g} s", hint="check that the store answers"
                 )
-            if time.monotonic() > until:
-                raise fetcher.trouble or UnavailableError(f"not all came from {store.shown} in time")
             if fetcher.trouble is not None and not isinstance(fetcher.trouble, UnavailableError):
                 raise fetcher.trouble
             if progress is not None:
