@@ -163,6 +163,17 @@ def test_a_page_in_place_of_a_blob_is_no_outage(server: Server, headers: dict[st
         assert client.read_range(item, 0, 100) == BLOB[:100]
 
 
+def test_a_page_in_place_of_a_layer_is_one_line_with_what_to_do(server: Server, tmp_path: Path) -> None:
+    write_image(tmp_path / "layout", [[Member("f")]])
+    server.blobs = {f"sha256:{path.name}": path.read_bytes() for path in (tmp_path / "layout/blobs/sha256").iterdir()}
+    with oci.open_image(f"oci:{tmp_path}/layout") as wanted:
+        server.documents["v1"] = (server.blobs[wanted.digest], spec.MANIFEST)
+    with oci.open_image(f"{server.address}/x:v1") as opened, pipeline.Layers(opened, tmp_path) as layers:
+        server.page = {"Content-Type": "text/html", "Content-Length": "9"}
+        with pytest.raises(DataError, match=r"^registry .* answers something else than .*; a proxy or login page"):
+            layers.apply(0, lambda chunks: collections.deque(chunks, 0).clear(), "read")
+
+
 def test_trouble_without_end_is_an_error(server: Server) -> None:
     server.troubles = ["503"] * 50
     with pytest.raises(UnavailableError, match=r"does not answer.*HTTP 503"):

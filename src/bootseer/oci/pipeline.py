@@ -68,11 +68,12 @@ class Layers(Closing):
         """Give the plain tar bytes of layer ``index`` to ``put``, which consumes them; call in order. Raises
         `DataError` naming the layer when its digest, size, compression or diff id is wrong, and for what ``put``
         raises: ``doing`` is a verb."""
-        what = f"layer {self._image.layers[index].digest} of {self._image.ref}"
+        digest = self._image.layers[index].digest
+        what = f"layer {digest} of {self._image.ref}"
         try:
             put(self._tar_chunks(index, what))
         except DataError as exc:
-            raise exc if what in exc.message else DataError(f"{what} is corrupt: {exc.message}") from None
+            raise exc if digest in exc.message else DataError(f"{what} is corrupt: {exc.message}") from None
         except OSError as exc:
             raise from_os_error(exc, f"{doing} {what}") from exc
         if self._spools:
