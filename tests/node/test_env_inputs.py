@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,6 +32,7 @@ from bootseer.env import (
     Target,
     hardware,
     inputs,
+    names,
     observer,
     place,
     remembered,
@@ -1324,12 +1326,14 @@ def _refuse(self: Opens) -> None:
     raise PermissionError(1, "Operation not permitted")
 
 
-@pytest.mark.parametrize("why", ["refused", "namespace", "mounted", "name"])
+@pytest.mark.parametrize("why", ["refused", "namespace", "its own", "a child's", "mounted", "name"])
 def test_what_can_never_be_observed_is_said(node: Node, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another start of the same command would not be observed, either."""
     text = {
         "refused": "the kernel refused it: Operation not permitted",
         "namespace": "it started unshare",
+        "its own": "it went into other mounts",
+        "a child's": "it went into other mounts",
         "mounted": f"it mounted {node.work}/mnt",
         "name": "it read a file whose name is not UTF-8",
     }[why]
@@ -1340,6 +1344,10 @@ def test_what_can_never_be_observed_is_said(node: Node, why: str, monkeypatch: p
         node.write("s.sh", "mkdir -p env; cat * > env/made 2> env/errors; :\n")
     elif why == "namespace":
         node.write("s.sh", "unshare -m cat r.txt > env/made\n")
+    elif why in ("its own", "a child's"):  # as sandboxes of builds do
+        call = "272, 0x20000)" if why == "its own" else "56, 0x20011, 0, 0, 0, 0) and os._exit(os.wait()[1])"
+        code = f"import ctypes, os; ctypes.CDLL(None).syscall({call}; print(open('r.txt').read())"
+        node.write("s.sh", f'{sys.executable} -c "{code}" > env/made\n')
     else:
         node.write("s.sh", "cat r.txt > env/made; mkdir mnt; mount --bind . mnt\n")
     result = node.run()
@@ -1349,6 +1357,26 @@ def test_what_can_never_be_observed_is_said(node: Node, why: str, monkeypatch: p
     assert not mounts.is_mounted(node.work / "mnt")
     again = node.run()
     assert again.reason == f"already in place on this node; only its stated inputs count: {text}"
+
+
+def test_a_command_that_looks_for_very_much_does_not_hold_up_the_job(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of a million names was looked at, for a minute, and 5,000 counted."""
+    seen, looked = names.seen, list[str]()
+
+    def noted(*args: Any) -> Iterator[tuple[str, str]]:
+        for path, real in seen(*args):
+            looked.append(path)
+            yield path, real
+
+    monkeypatch.setattr(names, "seen", noted)
+    monkeypatch.setattr(names, "MOST", 3)
+    node.write("s.sh", "mkdir -p env; for i in 1 2 3 4 5 6 7 8 9; do [ -e no$i ]; done; cat r.txt > env/made\n")
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    assert len(node.observed().names) == 3
+    assert len(looked) <= 6
+    assert "only 3 count" in caplog.text
 
 
 @pytest.mark.parametrize("why", ["files", "overflow", "groups", "late"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -117,6 +118,23 @@ def test_two_at_once_see_each_their_own(tmp_path: Path) -> None:
     assert found == {name: {f"{tmp_path}/{name}"} for name in "ab"}
 
 
+def test_a_process_with_many_descriptors_sees_what_is_looked_for(tmp_path: Path) -> None:
+    """As a job that calls `bootseer.env.run` may be."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    lookups = Lookups()
+    try:
+        lookups.begin()
+        subprocess.run(f"cat {tmp_path}/no", shell=True, capture_output=True, check=False)
+        lookups.end()
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (f"{tmp_path}/no" in lookups.absent, lookups.failure) == (True, "")
+
+
 def test_nothing_is_left_of_it() -> None:
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(3):
@@ -168,6 +186,20 @@ def test_too_many_at_once_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     lookups.end()
     assert lookups.lost
     assert not lookups.failure
+
+
+@pytest.mark.parametrize("by", ["absolute", "relative"])
+def test_names_take_a_bounded_part_of_the_memory(by: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A million of 4 KiB would take 8 GB."""
+    monkeypatch.setattr("bootseer.kernel.lookups._ROOM", 8 << 20)
+    lookups = Lookups()
+    lookups.begin()
+    folder = f"{tmp_path}/" if by == "absolute" else ""
+    flood = f"import os\nfor i in range(4000): os.path.exists('{folder}' + ('n' * 250 + '/') * 14 + str(i))"
+    subprocess.run([sys.executable, "-c", flood], check=True, cwd=tmp_path)
+    lookups.end()
+    assert lookups.failure == "a lookup was lost: the names take more than 8 MiB"
+    assert sum(map(sys.getsizeof, lookups.absent)) < 8 << 20
 
 
 def test_what_a_command_leaves_behind_is_not_waited_for() -> None:

@@ -119,6 +119,13 @@ def replace_at_close(site: Site) -> None:
         file.write(BIG)
         assert site.stored("f") == b"old"
     assert site.stored("f") == BIG == (site.dir / "f").read_bytes()
+    with open(site.dir / "f", "rb") as before, mmap.mmap(before.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        (site.dir / "f").write_bytes(BIG[::-1])
+        assert before.read() == mapped[:] == BIG[::-1]
+        (site.dir / "beside").write_bytes(BIG)
+        os.replace(site.dir / "beside", site.dir / "f")
+        assert mapped[:] == BIG[::-1]
+    assert (site.dir / "f").read_bytes() == BIG
 
 
 @row

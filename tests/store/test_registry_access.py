@@ -194,6 +194,9 @@ class TestLogins:
             ("echo '{}'", UnavailableError, "answered something else"),
             ("sed 's/Request/Response/'", PrivilegeError, "denies access"),
             ('sed \'s/Request/Response/; s/"image": /"auth": /\'', UnavailableError, "answered something else"),
+            ("sleep 20 & sed 's/Request/Response/'", PrivilegeError, "denies access"),
+            ("yes", UnavailableError, "own answered more than 1 MiB"),
+            ("yes >&2", UnavailableError, "own answered more than 1 MiB"),
         ],
     )
     def test_providers_that_do_not_help(
@@ -201,7 +204,7 @@ class TestLogins:
         provider: str | None, kind: type[BootseerError], said: str,
     ) -> None:  # fmt: skip
         if provider:
-            monkeypatch.setattr(providers, "DEADLINE", 0.3 if "sleep" in provider else 60.0)
+            monkeypatch.setattr(providers, "DEADLINE", 0.3 if "exec" in provider else 15.0)
             (no_logins / "own").write_text(f"#!/bin/sh\n{provider}\n")
             (no_logins / "own").chmod(0o755)
         each = {"name": "own", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "matchImages": [locked.address]}

@@ -335,14 +335,30 @@ def test_hosts_of_containerd_that_are_none(tmp_path: Path, monkeypatch: pytest.M
     assert "u:p" not in str(caught.value)
 
 
+@pytest.mark.parametrize("what", ["junk", "pipe", "holes", "folder"])
 @pytest.mark.parametrize("name", ["ca.crt", "client.cert"])
-def test_certificates_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_certificates_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str) -> None:
+    """OpenSSL waited for somebody to write to a pipe, and read all holes."""
     folder = tmp_path / "r.example.org:443"
     folder.mkdir()
-    (folder / name).write_text("junk")
+    if what == "folder":
+        (folder / name).mkdir()
+    elif what == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).write_text("junk")
+        os.truncate(folder / name, 1 << 40 if what == "holes" else 4)
     monkeypatch.setattr(connect, "CERTS", (tmp_path,))
-    with pytest.raises(ConfigError, match=name):
+    asking = threading.Thread(target=_told, args=(said := [],), daemon=True)
+    asking.start()
+    asking.join(10)
+    assert re.fullmatch(rf"certificate \S+{name} for registry \S+: it is no [^\n]+", "".join(said))
+
+
+def _told(said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
         connect.context_for("r.example.org", 443)
+    said.append(str(caught.value))
 
 
 def test_nobody_has_logins_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -229,3 +230,11 @@ def test_providers_that_another_user_says_are_not_run(tmp_path: Path) -> None:
         list(providers.fitting(f"{file}:{tmp_path}", "reg.site", "x"))
     with pytest.raises(ConfigError, match="names no whole folder"):
         list(providers.fitting(f"{file}:bin", "reg.site", "x"))
+    os.chown(file, 0, 0)
+    for mode, change in (("o+w p", "others can write to"), ("o+w .", "others can replace")):
+        (program := tmp_path / "p").write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        subprocess.run(f"chmod {mode}", shell=True, cwd=tmp_path, check=True)
+        ((_, ask),) = providers.fitting(f"{file}:{tmp_path}", "reg.site", "x")
+        with pytest.raises(ConfigError, match=change):
+            ask()

@@ -130,7 +130,7 @@ class Observer:
     def _settle(self, opens: Opens) -> None:
         """What counts of what was opened, and whether it is still as it was, before the job may write."""
         programs = opens.started & _ELSEWHERE
-        self.unobserved = opens.beyond or (f"it started {min(programs)}" if programs else "")
+        self.unobserved = opens.beyond or (f"it started {min(programs)}" if programs else self._lookups.left)
         failure = opens.failure or self._lookups.failure
         self._failure = failure and f"what the command read is not known: {failure}"
         if not self.unobserved and not self._failure:
@@ -238,16 +238,18 @@ class Observer:
             beside = (os.path.join(folder, one) for one in names.BESIDE.get(name, ()))
             found |= {one: "" for one in beside if self._counts(one) and not os.path.exists(one)}
         above = tuple(target.path for target in spec.targets)  # what the result says of its place counts
-        for path, real in names.seen(self._lookups, spec.env, work, self._found, self._counts):
+        seen = names.seen(self._lookups, spec.env, work, self._found, self._counts)
+        for path, real in itertools.islice(seen, 2 * names.MOST):  # a million take a minute, and the job waits
             if not real or not any(one.startswith(f"{path}/") for one in above):
                 found[path] = real
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
         texts = [text for _, text in scripts]
-        found |= names.asked(self._lookups, opens, spec.env, work, self._found, texts, self._counts_whole, self._is_old)
+        asked = names.asked(self._lookups, opens, spec.env, work, self._found, texts, self._counts_whole, self._is_old)
+        found |= dict(itertools.islice(asked, 2 * names.MOST))
         shown = {name: real for name, real in found.items() if inputs.is_text(name + real)}
         if len(shown) > names.MOST:
-            log.warning("%d names that lead elsewhere do not count: more than %d", len(shown) - names.MOST, names.MOST)
+            log.warning("of the names that it looks for only %d count: there are more", names.MOST)
         return dict(itertools.islice(shown.items(), names.MOST))
 
     def _inputs(self, opens: Opens) -> dict[str, FileState]:

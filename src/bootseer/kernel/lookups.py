@@ -5,10 +5,11 @@ At the end of each call that takes a path (open, stat, access, readlink, execve,
 there (a result, or EACCES) or not (ENOENT, ENOTDIR), its text is handed over if the caller is a child of the observed
 thread, or of such a child, and another process; but for those that are there below `_SYSTEM`. Of a program that starts
 this is not known. So are changes of the working folder, by which relative paths are understood, and folders that were
-made. Paths that are relative to a descriptor are not followed: who walks a tree by descriptors has listed it.
-Numbers of processes are the kernel's here, not a container's. Calls of 32-bit programs are not seen, and in a chroot
-paths are not what they seem. Needs root, Linux 5.11 and a kernel that allows programs (not
-``lockdown=confidentiality``). Concurrency: one thread reads from `begin` to `end`."""
+made, and that it goes into other mounts (unshare, setns, clone). Paths that are relative to a descriptor are not
+followed: who walks a tree by descriptors has listed it. Numbers of processes are the kernel's here, not a container's.
+Calls of 32-bit programs and by io_uring are not seen, and in a chroot paths are not what they seem. Needs root, Linux
+5.11 and a kernel that allows programs (not ``lockdown=confidentiality``). Concurrency: one thread reads from `begin` to
+`end`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from bootseer.kernel import bpf, libc
 _CALLS: dict[str, tuple[int, int, dict[int, tuple[int, int, int]]]] = {}
 """Machine -> where a call's number lies among the registers that the kernel keeps, how many bytes it has, and, by that
 number, where the path and the folder's descriptor lie (0: none), and what it is."""
-_LOOKS, _MAKES, _ENTERS, _ENTERS_BY_DESCRIPTOR, _FORKS, _OPENS, _FINDS = 1, 2, 3, 4, 5, 6, 7
+_LOOKS, _MAKES, _ENTERS, _ENTERS_BY_DESCRIPTOR, _FORKS, _OPENS, _FINDS, _LEAVES = 1, 2, 3, 4, 5, 6, 7, 8
 _SYSTEM = ("/usr", ("/lib", "/sha", "/inc"))
 """How names begin, and go on, that are there on each node: most that are looked for."""
 _AT_FOLDER, _HEAD, _PATH = -100, struct.Struct("=iiq16s"), 4096
@@ -37,7 +38,8 @@ _LIST_FIRST = (b"make", b"gmake")
 _ABSENT = (-errno.ENOENT, -errno.ENOTDIR)
 _SIZE, _PROCESSES, _NUMBERS = 32 << 20, 1 << 16, 512
 """Bytes of the queue, about 300,000 paths; processes at once; numbers of calls."""
-_MOST = 1_000_000
+_MOST, _ROOM, _EACH = 1_000_000, 384 << 20, 64
+"""Paths that are known again; bytes of all that are kept, each with what a set needs for it."""
 _JOIN_SECONDS = 60.0
 _PAUSE = 0.05
 """Seconds between two looks at the queue. To be woken for each path would take the command longer than its calls."""
@@ -50,11 +52,13 @@ def _calls() -> None:
     two = dict.fromkeys((262, 267, 269, 322, 332, 439), (si, di, looks))  # newfstatat .. statx faccessat2
     two |= dict.fromkeys((257, 437), (si, di, _OPENS))  # openat openat2
     enter = {2: (di, 0, _OPENS), 80: (di, 0, _ENTERS), 81: (di, 0, _ENTERS_BY_DESCRIPTOR)}
+    enter |= {56: (di, di, _LEAVES), 272: (di, di, _LEAVES), 308: (si, si, _LEAVES)}  # clone unshare setns: their flags
     _CALLS["x86_64"] = 120, 8, {**one, **two, **enter, 83: (di, 0, makes), 258: (si, di, makes)}
     first, second = 272, 8  # struct pt_regs of arm64: the first argument is kept apart, as its place takes the result
     two = dict.fromkeys((79, 78, 48, 281, 291, 439), (second, first, looks))
     two |= dict.fromkeys((56, 437), (second, first, _OPENS))
     enter = {49: (first, 0, _ENTERS), 50: (first, 0, _ENTERS_BY_DESCRIPTOR)}
+    enter |= {220: (first, first, _LEAVES), 97: (first, first, _LEAVES), 268: (second, second, _LEAVES)}
     _CALLS["aarch64"] = 280, 4, {**two, **enter, 221: (first, 0, looks), 34: (second, first, makes)}
 
 
@@ -81,7 +85,10 @@ class Lookups:
         """Whether so many were looked for at once that the kernel kept some of them for itself."""
         self._fds: list[int] = []
         self._attached: list[int] = []
-        self._known: set[tuple[bytes, bytes, str]] = set()
+        self.left = ""
+        """How it went where opens are not seen; empty when it did not."""
+        self._room = _ROOM
+        self._known: set[int] = set()
         self._folders: dict[int, str] = {}
         """Where each process works, as far as it is known."""
         self._begun: dict[int, str] = {}
@@ -208,7 +215,8 @@ class Lookups:
 
     def _watch(self) -> None:
         try:
-            while not select.select([self._wake], [], [], _PAUSE)[0]:
+            (poll := select.poll()).register(self._wake, select.POLLIN)  # select(2) takes no number above 1023
+            while not poll.poll(_PAUSE * 1000):
                 self._read()
             self._read()
         except Exception as exc:  # whatever it is, ``absent`` is not whole
@@ -231,12 +239,15 @@ class Lookups:
         thread, what, folder, program = _HEAD.unpack_from(record)
         text, here = record[_HEAD.size :].partition(b"\0")[0], self._folders.get(thread, "")
         if what in (_LOOKS, _FINDS, _OPENS):  # most are looked for again and again
-            known = record[4:8], record[16:], "" if text.startswith(b"/") else f"{folder} {here}"
+            known = hash((record[4:8], record[16:], "" if text.startswith(b"/") else f"{folder} {here}"))
             if known in self._known:
                 return
             if len(self._known) >= _MOST:  # each name of a program counts anew, and may be any
                 self._known.clear()
             self._known.add(known)
+        if what == _LEAVES:  # a namespace of any kind, or one of mounts
+            self.left = "it went into other mounts" if not folder or folder & libc.CLONE_NEWNS else self.left
+            return
         if what == _FORKS:
             self._folders[folder] = self._begun[folder] = here
             return
@@ -246,16 +257,17 @@ class Lookups:
             self._folders[thread] = path if what == _ENTERS else back
         if not path or what == _ENTERS_BY_DESCRIPTOR or program.rstrip(b"\0") in _REMOVES:
             return
-        if what == _MAKES:
-            self.made.add(path)
-        elif what == _LOOKS:
-            self.absent.add(path)
-        elif not path.startswith(self._ignored) and os.path.dirname(path) not in self.made:
-            (self.opened if what == _OPENS else self.found).add(path)
+        kept = {_MAKES: self.made, _LOOKS: self.absent, _OPENS: self.opened}.get(what, self.found)
+        if what not in (_MAKES, _LOOKS):
+            if path.startswith(self._ignored) or os.path.dirname(path) in self.made:
+                return
             if what == _FINDS and program.rstrip(b"\0") in _LIST_FIRST:
                 self.wanted.add(path)
-        if len(self.made) + len(self.absent) + len(self.found) + len(self.opened) > _MOST:
-            raise OverflowError(f"more than {_MOST} paths")
+        if path not in kept:
+            kept.add(path)
+            self._room -= sys.getsizeof(path) + _EACH
+            if self._room < 0:
+                raise OverflowError(f"the names take more than {_ROOM >> 20} MiB")
 
     def _path(self, thread: int, name: str, folder: int) -> str:
         """Empty when it is not known, as where a text was no longer readable."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import functools
 import http.client
 import io
@@ -16,6 +17,7 @@ import os
 import re
 import socket
 import ssl
+import stat
 import time
 import urllib.request
 from collections.abc import Callable, Container
@@ -23,11 +25,13 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
+from bootseer.closing import descriptor
 from bootseer.errors import ConfigError, PrivilegeError
 from bootseer.oci import hosts
 from bootseer.oci.hosts import Host
 from bootseer.oci.reference import is_local, is_own
 from bootseer.oci.wire import PIECE, Origin, TlsError, TransportError, number, passing, why
+from bootseer.wiretypes import MOST
 
 log = logging.getLogger(__name__)
 
@@ -93,12 +97,16 @@ def context_for(host: str, port: int, said: Host | None = None, stranger: bool =
 
 
 def _may_read(path: str | Path) -> bool:
-    """What is for root alone is no mistake of who asks as another user: without it a registry says what it wants."""
+    """What is for root alone is no mistake of who asks as another user: without it a registry says what it wants.
+    Raises `OSError` for what OpenSSL would read without end."""
     try:
-        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+        with descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)) as fd:
+            found = os.fstat(fd)
     except PermissionError:
         log.warning("%s is not used: this user cannot read it", path)
         return False
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MOST:
+        raise OSError(errno.EINVAL, "it is no file of certificates")
     return True
 
 

@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,7 +23,7 @@ import msgspec
 
 from bootseer import config as settings
 from bootseer.errors import BootseerError, ConfigError, UnavailableError, UnsupportedError
-from bootseer.oci import providers
+from bootseer.oci import programs, providers
 from bootseer.oci.providers import is_in
 from bootseer.wiretypes import document, json_as, loaded
 
@@ -222,18 +221,14 @@ def _ask(helper: str, server: str) -> Credential | None:
         raise UnsupportedError(
             f"credential helper {program} is not installed", hint=f"install it, or log in to {server} without it"
         )
-    try:
-        done = subprocess.run([program, "get"], input=server.encode(), capture_output=True, timeout=HELPER_DEADLINE)
-    except subprocess.TimeoutExpired:
-        raise UnavailableError(f"credential helper {program} did not answer within {HELPER_DEADLINE:.0f} s") from None
-    except OSError as exc:
-        raise UnavailableError(f"credential helper {program} cannot run: {exc.strerror}") from None
-    if done.returncode != 0:
-        if _MISSING in (done.stdout + done.stderr).decode(errors="replace"):
+    what = f"credential helper {program}"
+    code, answer, said = programs.ask(what, [program, "get"], server.encode(), HELPER_DEADLINE)
+    if code != 0:
+        if _MISSING in (answer + said).decode(errors="replace"):
             return None
-        raise UnavailableError(f"credential helper {program} failed for {server}: exit code {done.returncode}")
+        raise UnavailableError(f"credential helper {program} failed for {server}: exit code {code}")
     try:
-        fields = loaded(json.loads, done.stdout)
+        fields = loaded(json.loads, answer)
         user, secret = str(fields["Username"]), str(fields["Secret"])
     except (ValueError, KeyError, TypeError):
         raise UnavailableError(f"credential helper {program} answered something else than a login") from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 import msgspec
 
 from bootseer.errors import ConfigError, UnavailableError
+from bootseer.folders import trusted_file
+from bootseer.oci import programs
 from bootseer.wiretypes import document_and_owner, json_as, yaml_as
 
 log = logging.getLogger(__name__)
@@ -123,19 +124,15 @@ def _ask(folder: Path, one: _Provider, image: str) -> bytes:
         raise ConfigError(f"{what!r} is no name of a program")
     request = {"kind": "CredentialProviderRequest", "apiVersion": one.api_version, "image": image}
     environ = os.environ | {item.name: item.value for item in one.env or ()}
-    argv = [str(folder / one.name), *(one.args or ())]
+    program = folder / one.name
+    if os.path.exists(program):
+        trusted_file(program)
+    argv = [str(program), *(one.args or ())]
+    code, answer, _ = programs.ask(what, argv, json.dumps(request).encode(), DEADLINE, environ)
+    if code != 0:
+        raise UnavailableError(f"{what} failed for {image}: exit code {code}")
     try:
-        done = subprocess.run(
-            argv, input=json.dumps(request).encode(), capture_output=True, env=environ, timeout=DEADLINE
-        )
-    except subprocess.TimeoutExpired:
-        raise UnavailableError(f"{what} did not answer within {DEADLINE:.0f} s") from None
-    except OSError as exc:
-        raise UnavailableError(f"{what} cannot run: {exc.strerror}") from None
-    if done.returncode != 0:
-        raise UnavailableError(f"{what} failed for {image}: exit code {done.returncode}")
-    try:
-        found = json_as(done.stdout, _Answer)
+        found = json_as(answer, _Answer)
         if (found.kind, found.api_version) != ("CredentialProviderResponse", one.api_version):
             raise ValueError
     except ValueError:
