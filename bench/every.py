@@ -46,7 +46,7 @@ COMMANDS = {
     "stripefs-writes": "bench stripefs --parts faulty-writes",
     "stripefs-secured": "bench stripefs --parts secured,secured-frozen",
     "stripefs-placement": "bench stripefs --quick --parts placement --runs 5",
-    "ablate": "bench ablate --parts hotpack,readahead,sync-rest",
+    "ablate": "bench ablate --parts hotpack,readahead",
     "ablate-reach": "bench ablate --quick --parts reach,reach-10ms --runs 5",
     "ablate-elsewhere": "bench ablate --quick --parts elsewhere --runs 3",
     "ablate-hung-range": "bench ablate --quick --parts hung-range,silent-range --runs 3",

@@ -66,8 +66,6 @@ PARTS = [
     Part("hotpack", "the hot list comes in ranges of the packs", ">= 5",
          patch=Patch("bootseer.blocks.fetch.prefetch", "newest_pack", lambda *args: None)),
     Part("readahead", "nothing is read ahead of the job", ">= 5", settings={"BOOTSEER_READAHEAD": "false"}),
-    Part("sync-rest", "the cache is synced from the start on", ">= 5",
-         patch=Patch("bootseer.blocks.serving.fetcher_process", "_REST_SECONDS", 0.0)),
     Part("hung-range", "the hot stream waits for a range that hangs", ">= 5", frozen=True,
          patch=Patch("bootseer.blocks.fetch.watch", "Watch.hung", lambda watch, now: [])),
     Part("silent-range", "readers and the stream wait for a range that is silent", ">= 5", frozen=True,

@@ -1,9 +1,8 @@
-"""When what came is persisted, and that it lets the prefetch go first."""
+"""What came is persisted, again and again."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,25 +16,17 @@ from support.waits import until
 
 
 @contextmanager
-def syncing(sync: Callable[[], None], monkeypatch: pytest.MonkeyPatch, rest: float = 0.0) -> Iterator[None]:
+def syncing(sync: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The thread at work."""
     monkeypatch.setattr(keeping, "_SYNC_SECONDS", 0.01)
     stop = threading.Event()
-    thread = threading.Thread(target=keeping.keep_synced, args=(sync, stop), kwargs={"rest": rest})
+    thread = threading.Thread(target=keeping.keep_synced, args=(sync, stop))
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
-
-
-def test_it_rests_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[float] = []
-    with syncing(lambda: synced.append(time.monotonic()), monkeypatch, rest=0.4):
-        time.sleep(0.2)
-        assert not synced
-        until(lambda: len(synced) > 1)
 
 
 def test_trouble_is_told_once_and_tried_again(

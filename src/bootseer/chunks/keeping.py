@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from bootseer.chunks import eviction
 from bootseer.chunks.hashing import Buffer
@@ -26,12 +25,6 @@ _PAUSE, _LONGEST_PAUSE = 10.0, 600.0
 _OTHERS = 16
 """Processes of a node that write to its cache at once."""
 _SYNC_SECONDS = 2.0
-
-
-class Writable(Protocol):
-    """What blocks are written to: a `bootseer.chunks.cachefile.CacheFile`, or the files of a tree that is extracted."""
-
-    def write(self, block: int, data: Buffer) -> None: ...
 
 
 def make_room(folder: Path) -> bool:
@@ -87,17 +80,17 @@ class Room:
         self._made = 0
         self._making = threading.Lock()
 
-    def write(self, cache: Writable, block: int, data: Buffer) -> None:
-        """``cache.write``, on a full disk once more after room was made. Raises `OSError`."""
+    def write(self, put: Callable[[int, Buffer], None], block: int, data: Buffer) -> None:
+        """``put(block, data)``, on a full disk once more after room was made. Raises `OSError`."""
         if self._allow is not None and not self._allow(len(data)):
             raise OSError(errno.ENOSPC, "the limits of the node cache leave no space")
         made = self._made
         try:
-            cache.write(block, data)
+            put(block, data)
         except OSError as exc:
             if exc.errno not in NO_SPACE or not self._is_there(made):
                 raise
-            cache.write(block, data)
+            put(block, data)
 
     def _is_there(self, made: int) -> bool:
         """Make room, unless another thread did since it had been ``made`` times. Whether there is room now."""
@@ -112,9 +105,7 @@ class Room:
             return self._made > made
 
 
-def keep_synced(sync: Callable[[], None], stop: threading.Event, *, rest: float = 0.0) -> None:
-    """``sync`` again and again until ``stop``, at first after ``rest`` seconds: a write to a file that is being synced
-    may wait for the disk, hundreds of milliseconds on ext4, and so do the readers of what comes behind it."""
-    stop.wait(max(0.0, rest))
+def keep_synced(sync: Callable[[], None], stop: threading.Event) -> None:
+    """``sync`` again and again until ``stop``."""
     while not stop.wait(_SYNC_SECONDS):
         sync()

@@ -176,7 +176,7 @@ class NodeFile(Local):
             return False
         try:
             self._begun = b""
-            self._room.write(self._own, chunk, data)
+            self._room.write(self._own.write, chunk, data)
         except OSError as exc:
             self._broken = True
             _log.warning("%s: not kept in the node cache any more: %s", self.path, exc.strerror)

@@ -117,7 +117,7 @@ class CacheWriter:
         """Write the verified bytes of ``block``, or of several from there on, or keep them in memory."""
         size = self._cache.map.block_size
         try:
-            self._room.write(self._cache, block, data)
+            self._room.write(self._cache.write, block, data)
         except OSError as exc:
             self._full("is full" if exc.errno in NO_SPACE else f"cannot be written ({exc.strerror})")
             pieces = [bytes(data[at : at + size]) for at in range(0, len(data), size)]

@@ -44,9 +44,6 @@ from bootseer.wiretypes import known
 log = logging.getLogger(__name__)
 
 _TICK = 0.2
-_REST_SECONDS = 15.0
-"""From the start on, in which nothing is synced: a prefetch has come by then; one that is longer is synced beside, as a
-crash would lose much."""
 _LOOK_SECONDS = 0.5
 """That readers wait, at most, until it is known what this node has."""
 _SEND_SECONDS = 1.0
@@ -111,8 +108,7 @@ class FetcherProcess:
     def run(self) -> None:
         """Serve until the end, leave nothing behind."""
         counts, key = self._shared.counts, self._key
-        rest = counts[Count.BEGAN_NS] / 1e9 + _REST_SECONDS - time.monotonic()
-        sync = partial(keeping.keep_synced, self._cache.persist, self._stop, rest=rest)
+        sync = partial(keeping.keep_synced, self._cache.persist, self._stop)
         threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in ((self._prefetch, "prefetch"), (sync, "sync"))
