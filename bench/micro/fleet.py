@@ -51,8 +51,8 @@ began = time.perf_counter()
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from bootseer.profile import fleet
-assert fleet.analyse([Path(sys.argv[1])]).total.starts
+from bootseer.profile import fleet, starts
+assert fleet.analyse(starts.load([Path(sys.argv[1])])).total.starts
 print(time.perf_counter() - began)
 """
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as xml
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +23,10 @@ from support.startups import StartUp
 DAY = 86_400
 FIRST = 1_767_225_601  # 2026-01-01 00:00:01 UTC, a Thursday
 BASE = 1_750_000_000  # where `StartUp` has its zero
+
+
+def analyse(paths: list[Path], **how: Any) -> fleet.FleetReport:
+    return fleet.analyse(starts.load(paths), **how)
 
 
 def started(folder: Path, job: str, began: float, seconds: dict[str, float], cycle: int = 0, **attrs: str) -> Path:
@@ -52,7 +57,7 @@ def weeks(tmp_path: Path) -> Path:
 
 
 def test_figures_computed_by_hand(weeks: Path) -> None:
-    report = fleet.analyse([weeks])
+    report = analyse([weeks])
     # a: 10 + 60 + 10 s on 4 x 8 GPUs; b: 10 + 30 + 10 s on 8 GPUs
     assert report.total.hours == pytest.approx((2 * 80 * 32 + 50 * 8) / 3600)
     assert report.total.own_hours == pytest.approx((2 * (3 * 40 + 80) * 8 + 50 * 8) / 3600)
@@ -69,7 +74,7 @@ def test_figures_computed_by_hand(weeks: Path) -> None:
 
 
 def test_the_stages_add_up(weeks: Path) -> None:
-    report = fleet.analyse([weeks])
+    report = analyse([weeks])
     assert sum(stage.own_hours for stage in report.stages) == pytest.approx(report.total.own_hours)
     assert sum(stage.wait_hours for stage in report.stages) == pytest.approx(report.total.wait_hours)
 
@@ -79,7 +84,7 @@ def test_compacted_rows_say_the_same_and_count_once(weeks: Path, tmp_path: Path)
     content, count = starts.compact([weeks])
     kept.write_bytes(content)
     assert count == 3
-    assert fleet.analyse([kept]) == fleet.analyse([weeks]) == fleet.analyse([weeks, kept, kept])
+    assert analyse([kept]) == analyse([weeks]) == analyse([weeks, kept, kept])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events", kept.name]
 
 
@@ -87,7 +92,7 @@ def test_the_name_of_a_folder_is_no_figure(weeks: Path, tmp_path: Path) -> None:
     """DuckDB takes such a folder for the column of that name."""
     (tmp_path / "job=other").mkdir()
     (tmp_path / "job=other/starts.parquet").write_bytes(starts.compact([weeks])[0])
-    assert fleet.analyse([tmp_path / "job=other"]).jobs == 2
+    assert analyse([tmp_path / "job=other"]).jobs == 2
 
 
 def test_what_is_known_now_replaces_what_was_known_earlier(weeks: Path, tmp_path: Path) -> None:
@@ -96,41 +101,41 @@ def test_what_is_known_now_replaces_what_was_known_earlier(weeks: Path, tmp_path
     file.write_text("".join(lines[:-1]))  # its first step has not ended yet
     early = tmp_path / "early.parquet"
     early.write_bytes(starts.compact([weeks])[0])
-    assert fleet.analyse([early]).total.unfinished == 1
+    assert analyse([early]).total.unfinished == 1
     file.write_text("".join(lines))
     for order in ([early, weeks], [weeks, early]):
-        assert (fleet.analyse(order).total.starts, fleet.analyse(order).total.unfinished) == (3, 0)
+        assert (analyse(order).total.starts, analyse(order).total.unfinished) == (3, 0)
 
 
 def test_choices(weeks: Path) -> None:
-    assert fleet.analyse([weeks], since_us=(FIRST + 2 * DAY) * 10**6).total.starts == 1
-    assert fleet.analyse([weeks], team="vision").total.starts == 2
-    nothing = fleet.analyse([weeks], team="nobody")
+    assert analyse([weeks], since_us=(FIRST + 2 * DAY) * 10**6).total.starts == 1
+    assert analyse([weeks], team="vision").total.starts == 2
+    nothing = analyse([weeks], team="nobody")
     assert (nothing.total.starts, nothing.jobs, nothing.periods) == (0, 0, [])
-    assert [period.name for period in fleet.analyse([weeks], period="month").periods] == ["2026-01"]
-    assert len(fleet.analyse([weeks], period="day").periods) == 3
+    assert [period.name for period in analyse([weeks], period="month").periods] == ["2026-01"]
+    assert len(analyse([weeks], period="day").periods) == 3
 
 
 def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="no file or folder"):
-        fleet.analyse([tmp_path / "none"])
+        analyse([tmp_path / "none"])
     with pytest.raises(DataError, match="no start-up in"):
-        fleet.analyse([tmp_path])
+        analyse([tmp_path])
     bad = tmp_path / "bad.parquet"
     bad.write_bytes(b"PAR1 nothing PAR1")
     with pytest.raises(DataError, match="cannot read"):
-        fleet.analyse([bad])
+        analyse([bad])
     for told in ("{bootseer_starts: '4'}", "{other: '3'}"):
         starts.connect().execute(f"COPY (SELECT 1 AS job) TO '{bad}' (FORMAT parquet, KV_METADATA {told})")
         with pytest.raises(DataError, match=r"of version '4'|not of"):
-            fleet.analyse([bad])
+            analyse([bad])
 
 
 def test_the_command_line(weeks: Path, tmp_path: Path) -> None:
     kept = tmp_path / "starts.parquet"
     done = profile("export", weeks, "--format", "parquet", "-o", kept)
     assert (done.returncode, done.stderr) == (0, f"{kept}: 3 start-ups\n")
-    assert json.loads(profile("fleet", kept, "--json").stdout) == msgspec.to_builtins(fleet.analyse([weeks]))
+    assert json.loads(profile("fleet", kept, "--json").stdout) == msgspec.to_builtins(analyse([weeks]))
     shown = profile("fleet", kept).stdout
     assert "3 start-ups of 2 jobs: 1.53 GPU-hours" in shown
     assert re.search(r"n4 +2 +env", shown)
@@ -197,7 +202,7 @@ def test_prometheus_reads_it(weeks: Path) -> None:
     assert (whole["10"], whole["30"], whole["60"], whole["120"], whole["+Inf"]) == (0, 1, 2, 4, 4)
     assert whole["sum"] == pytest.approx(80 + 80 + 50 + 21)
     cost = sum(sample.value for sample in found["bootseer_startup_cost_seconds"].samples)
-    assert cost == pytest.approx(3600 * fleet.analyse([weeks]).total.hours, abs=0.1)
+    assert cost == pytest.approx(3600 * analyse([weeks]).total.hours, abs=0.1)
     complete = {(s.labels["kind"], s.labels["complete"]): s.value for s in found["bootseer_startups"].samples}
     assert complete == {("cold", "true"): 4, ("cold", "false"): 1}
     board = json.loads((Path(__file__).parents[2] / "deploy/grafana/startups.json").read_text())
@@ -212,7 +217,7 @@ def test_prometheus_reads_it(weeks: Path) -> None:
 def test_names_are_only_names(tmp_path: Path) -> None:
     hostile = "[red]<script>'; DROP TABLE starts; --\x1b[31m"
     started(tmp_path / "events", hostile, FIRST, {hostile: 10.0})
-    assert fleet.analyse([tmp_path / "events"]).top_jobs[0].job == hostile
+    assert analyse([tmp_path / "events"]).top_jobs[0].job == hostile
     shown = profile("fleet", tmp_path / "events").stdout
     assert "\x1b[31m" not in shown
     assert "[red]" in shown
@@ -249,12 +254,12 @@ def test_a_table_is_read_to_a_limit_and_its_numbers_are_looked_at(
 
 
 def test_hours_that_came_to_no_first_step_stand_apart(weeks: Path) -> None:
-    before = fleet.analyse([weeks])
+    before = analyse([weeks])
     made = StartUp("a", "9", gpus=8, zero=FIRST - BASE)
     made.span("n1", "env", 0, 5, team="vision")
     made.span("n1", "init", 5, 5 + 2 * DAY)
     made.write(weeks / "never.jsonl")
-    after = fleet.analyse([weeks])
+    after = analyse([weeks])
     assert (after.total.hours, after.total.unfinished) == (before.total.hours, 1)
     assert after.total.unfinished_hours == pytest.approx(8 * (2 * DAY + 5) / 3600)
     assert after.stages == before.stages

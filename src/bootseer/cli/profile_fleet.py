@@ -47,10 +47,11 @@ def fleet(
     Example: bootseer profile fleet /shared/starts --period day --since 14d
     """
     from bootseer.profile import fleet as analysis
-    from bootseer.profile import fleet_text
+    from bootseer.profile import fleet_text, starts
 
     since_us = 0 if since is None else int((time.time() - since) * 1e6)
-    report = analysis.analyse(given_paths(paths), period=period.value, since_us=since_us, team=team, limit=limit)
+    table = starts.load(given_paths(paths))
+    report = analysis.analyse(table, period=period.value, since_us=since_us, team=team, limit=limit)
     if as_json:
         print_json(report)
     else:

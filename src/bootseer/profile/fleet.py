@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
-
-from bootseer.profile import starts
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -95,18 +91,11 @@ NAMES = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
 
 
 def analyse(
-    paths: Sequence[Path], *, period: Period = "week", since_us: int = 0, team: str | None = None, limit: int = 20
-) -> FleetReport:
-    """Look at what `starts.load` reads. ``since_us``: only starts that began then or later (us since 1970). At most
-    ``limit`` jobs and nodes are named (0: all). Raises what `starts.load` does."""
-    return of(starts.load(paths), period=period, since_us=since_us, team=team, limit=limit)
-
-
-def of(
     connection: DuckDBPyConnection, *, period: Period = "week", since_us: int = 0, team: str | None = None,
     limit: int = 20,
 ) -> FleetReport:  # fmt: skip
-    """The same of the table ``starts`` of ``connection``, which keeps its rows."""
+    """Look at the table ``starts`` of ``connection`` (`starts.load`), which keeps its rows. ``since_us``: only starts
+    that began then or later (us since 1970). At most ``limit`` jobs and nodes are named (0: all)."""
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE chosen AS SELECT * FROM starts WHERE began_us >= ? AND (? IS NULL OR team = ?)",
         [max(since_us, 0), team, team],  # an age may be longer than the database counts

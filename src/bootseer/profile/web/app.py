@@ -181,7 +181,7 @@ class _Pages:
         if period not in ("day", "week", "month"):
             raise ConfigError(f"period {one_line(period)!r} is not known", hint="use day, week or month")
         since, team = _since(request), query.get("team") or None
-        report = fleet.of(self._index.table(), period=period, since_us=since, team=team)  # type: ignore[arg-type]
+        report = fleet.analyse(self._index.table(), period=period, since_us=since, team=team)  # type: ignore[arg-type]
         if form == "json":
             return _json(report)
         if form == "csv":
