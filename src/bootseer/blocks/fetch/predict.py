@@ -21,8 +21,8 @@ from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.hotpack_builder import MAX_UNITS
 from bootseer.blocks.profiles.layout import layout_of
 from bootseer.blocks.profiles.library import ProfileKey, Target
-from bootseer.blocks.profiles.merge import merge, select, units_of
-from bootseer.blocks.profiles.prediction import Side, predict, wanted
+from bootseer.blocks.profiles.merge import blocks_of, merge, select, units_of
+from bootseer.blocks.profiles.prediction import Side, predict
 from bootseer.blocks.publish.dedup import MAX_TREES
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.chunks import hashing
@@ -157,7 +157,7 @@ def _predictions(store: Store, old: Side, new: Side, own: str) -> tuple[dict[str
 def _publish(store: Store, found: _Foretold, work: Path) -> None:
     """Hot packs first: a profile with a trace is predicted no more. Of profiles that are alike one has a pack."""
     tree, traces = found.tree, {job: found.traces[job] for job in found.unlike}
-    needed = list(wanted(traces.values(), tree.map))
+    needed = sorted({block for trace in traces.values() for block in blocks_of(trace, tree.map)})
     if sum(map(tree.map.length_of, needed)) > FOLDER_BYTES:
         log.info("no hot pack is made of the prediction: it has %d blocks", len(needed))
     else:

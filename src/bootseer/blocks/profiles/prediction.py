@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Touch, Trace
@@ -110,16 +110,3 @@ class _Places:
         block, rest = divmod(unit, old.block_size // UNIT)
         there = self._blocks.get(old.hash_of(block))
         return None if there is None else there * (new.block_size // UNIT) + rest
-
-
-def wanted(traces: Iterable[Trace], blocks: BlockMap) -> Iterator[int]:
-    """The blocks that any of ``traces`` touch, ascending."""
-    touched = {
-        block
-        for trace in traces
-        for touch in trace.touches
-        for block in range(
-            touch.unit * UNIT >> blocks.shift, (((touch.unit + touch.count) * UNIT - 1) >> blocks.shift) + 1
-        )
-    }
-    yield from sorted(touched)
