@@ -26,6 +26,7 @@ from bootseer.chunks.blockmap import BlockMap, Blocks
 from bootseer.chunks.cachefile import in_use
 from bootseer.chunks.inventory import Part, disk_bytes, map_of, parts, used
 from bootseer.chunks.locks import READING, OwnedFolder, maintain, unheld
+from bootseer.closing import descriptor
 from bootseer.errors import BootseerError
 from bootseer.kernel import libc
 from bootseer.kernel.flock import locked
@@ -303,7 +304,5 @@ def _open_elsewhere(path: Path) -> bool:
         return False
     except BlockingIOError:
         return True
-    try:
+    with descriptor(fd):
         return in_use(fd)
-    finally:
-        os.close(fd)

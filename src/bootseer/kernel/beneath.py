@@ -88,16 +88,14 @@ def read_inside(root: str | os.PathLike[str], path: str, most: int) -> bytes:
 
 
 def _read(fd: int, most: int, name: str) -> bytes:
-    try:
-        data = b""
+    data = b""
+    with descriptor(fd):
         if os.fstat(fd).st_size <= most:
             while more := os.read(fd, most + 1 - len(data)):  # it may grow while it is read, and /proc says 0
                 data += more
             if len(data) <= most:
                 return data
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", name)
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

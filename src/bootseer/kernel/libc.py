@@ -112,13 +112,9 @@ def move_mount(fd: int, target: str) -> None:
 
 def unnamed_mount(fstype: str) -> int:
     """fsmount(2): a descriptor of a new mount that has a place nowhere, and ends with it."""
-    made: int = _check(_libc.syscall(_FSOPEN, fstype.encode(), 1), fstype)
-    try:
+    with descriptor(_check(_libc.syscall(_FSOPEN, fstype.encode(), 1), fstype)) as made:
         _check(_libc.syscall(_FSCONFIG, made, _FSCONFIG_CMD_CREATE, None, None, 0), fstype)
-        fd: int = _check(_libc.syscall(_FSMOUNT, made, 1, 0), fstype)
-    finally:
-        os.close(made)
-    return fd
+        return _check(_libc.syscall(_FSMOUNT, made, 1, 0), fstype)
 
 
 def hide() -> None:

@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 
+from bootseer.closing import descriptor
 from bootseer.kernel import bpf, libc
 
 _CALLS: dict[str, tuple[int, int, dict[int, tuple[int, int, int]]]] = {}
@@ -295,14 +296,12 @@ def _fork_event() -> tuple[int, int, int]:
         folder = os.open("/sys/kernel/tracing/events/..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # a new mount takes away the options of one that is there
         folder = libc.unnamed_mount("tracefs")
-    try:
-        texts = list[str]()
+    texts = list[str]()
+    with descriptor(folder):
         for name in ("id", "format"):
             place = f"events/sched/sched_process_fork/{name}"
             with open(place, opener=lambda path, flags: os.open(path, flags, dir_fd=folder)) as file:
                 texts.append(file.read())
-    finally:
-        os.close(folder)
     found = {name: re.search(rf"{name};\s*offset:(\d+)", texts[1]) for name in ("parent_pid", "child_pid")}
     places = [int(one[1]) for one in found.values() if one]
     if len(places) != len(found):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bootseer.closing import descriptor
 from bootseer.errors import BootseerError, PrivilegeError, UnsupportedError, doing
 
 _CONTROL = "/dev/loop-control"
@@ -27,14 +28,10 @@ def attached(path: Path) -> Iterator[str]:
     without the right to configure one, `BootseerError` when others take each free device first (10 times)."""
     with doing(f"open {path}"):
         backing = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with descriptor(backing):
         device, name = _configure(backing, path)
-    finally:
-        os.close(backing)
-    try:
+    with descriptor(device):
         yield name
-    finally:
-        os.close(device)
 
 
 def _configure(backing: int, path: Path) -> tuple[int, str]:
@@ -47,18 +44,15 @@ def _configure(backing: int, path: Path) -> tuple[int, str]:
         raise UnsupportedError(f"cannot make a loop device for {path}: no {_CONTROL}", hint=hint) from None
     info = _INFO64.pack(0, 0, 0, 0, 0, 0, 0, 0, _READ_ONLY | _AUTOCLEAR, os.fsencode(path)[:63], b"", b"", 0, 0)
     config = _CONFIG.pack(backing, 0, info, *[0] * 8)
-    try:
-        with doing(f"make a loop device for {path}"):
-            for _ in range(10):
-                name = f"/dev/loop{fcntl.ioctl(control, _CTL_GET_FREE)}"
-                device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    fcntl.ioctl(device, _CONFIGURE, config)
-                    return device, name
-                except OSError as exc:
-                    os.close(device)
-                    if exc.errno != errno.EBUSY:  # EBUSY: somebody else took it between the two calls
-                        raise
-    finally:
-        os.close(control)
+    with descriptor(control), doing(f"make a loop device for {path}"):
+        for _ in range(10):
+            name = f"/dev/loop{fcntl.ioctl(control, _CTL_GET_FREE)}"
+            device = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.ioctl(device, _CONFIGURE, config)
+                return device, name
+            except OSError as exc:
+                os.close(device)
+                if exc.errno != errno.EBUSY:  # EBUSY: somebody else took it between the two calls
+                    raise
     raise BootseerError(f"cannot make a loop device for {path}: all are taken by others as soon as they are free")

@@ -115,10 +115,8 @@ def _swapped(user: int, group: int) -> Iterator[int]:
         os.close(ready)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    try:
+    with descriptor(namespace):
         yield namespace
-    finally:
-        os.close(namespace)
 
 
 def _swap(own: int) -> str:
@@ -341,15 +339,8 @@ def mount_overlay(
     """
     with _plain([path.absolute() for path in (*lower, upper, work)]) as names:
         parts = ["lowerdir=" + ":".join(names[:-2]), f"upperdir={names[-2]}", f"workdir={names[-1]}"]
-        data, flags = ",".join(parts + ([options] if options else [])), 0 if privileged else _HARMLESS
-        if volatile:
-            try:
-                mount(source, target, "overlay", flags=flags, data=f"{data},volatile")
-                return
-            except BootseerError as exc:  # Linux before 5.10
-                if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno != errno.EINVAL:
-                    raise
-        mount(source, target, "overlay", flags=flags, data=data)
+        parts += [*([options] if options else []), *(["volatile"] if volatile else [])]
+        mount(source, target, "overlay", flags=0 if privileged else _HARMLESS, data=",".join(parts))
 
 
 def bind(source: Path, target: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.closing import descriptor
 from bootseer.errors import logged
 from bootseer.folders import foothold
 from bootseer.kernel import beneath
@@ -110,7 +111,5 @@ def _opened(folder: Path) -> Iterator[int]:
     base.mkdir(parents=True, exist_ok=True)
     with beneath.folder(base) as top:
         fd = beneath.make_folders(top, str(rest))
-    try:
+    with descriptor(fd):
         yield fd
-    finally:
-        os.close(fd)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.closing import descriptor
 from bootseer.kernel import beneath
 from bootseer.profile import emit, ending
 from bootseer.wiretypes import json_as, known
@@ -91,15 +92,10 @@ class ReadyWatch:
         if self.offset >= MOST:
             return b""
         try:
-            fd = beneath.open_regular(self._events)
+            with descriptor(beneath.open_regular(self._events)) as fd:
+                data = os.pread(fd, min(_READ, MOST - self.offset), self.offset)
         except OSError:
             return b""
-        try:
-            data = os.pread(fd, min(_READ, MOST - self.offset), self.offset)
-        except OSError:
-            return b""
-        finally:
-            os.close(fd)
         whole = data.rfind(b"\n") + 1
         if not whole and len(data) >= _LINE_LIMIT:  # no event is that long
             whole = len(data)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.closing import descriptor
 from bootseer.errors import BootseerError, logged
 from bootseer.served.protocol import MAX_REQUEST, SOCKET, Reply, Request, failure
 from bootseer.wiretypes import json_as
@@ -33,17 +34,15 @@ class ControlServer:
             return
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Through a descriptor of the folder: a socket's own path may have 107 bytes only.
-        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            (folder / SOCKET).unlink(missing_ok=True)
-            self._sock.bind(f"/proc/self/fd/{fd}/{SOCKET}")
-            self._sock.listen(64)
-            self._sock.setblocking(False)
-        except BaseException:
-            self._sock.close()
-            raise
-        finally:
-            os.close(fd)
+        with descriptor(os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
+            try:
+                (folder / SOCKET).unlink(missing_ok=True)
+                self._sock.bind(f"/proc/self/fd/{fd}/{SOCKET}")
+                self._sock.listen(64)
+                self._sock.setblocking(False)
+            except BaseException:
+                self._sock.close()
+                raise
 
     def fileno(self) -> int:
         return self._sock.fileno()
