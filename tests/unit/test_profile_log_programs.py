@@ -312,14 +312,12 @@ MIXED: dict[str, tuple[list[str], dict[tuple[int | None, str], float | None]]] =
     "journald, short-precise": (two("Sep 01 10:00:0{n}.123456 n1 train[12]: {text}"), FIRST),
     "journald, short-full": (two("Tue 2026-09-01 10:00:0{n} UTC n1 train[12]: {text}"), FIRST),
     "azure": (two("2026-09-01T10:00:0{n}.1234567Z {text}"), FIRST),
-    "loguru": (two("2026-09-01 10:00:0{n}.123 | INFO     | __main__:main:12 - {text}"), FIRST),
     "mpirun, --timestamp-output": (two("Tue Sep  1 10:00:0{n} 2026<stdout>:{text}"), FIRST),
     "horovod": (two("[3]<stdout>:2026-09-01 10:00:0{n} {text}"), {(3, "first_step"): 5.0}),
     "skypilot": (two("(worker1, rank=1, pid=123, ip=10.0.0.2) 2026-09-01 10:00:0{n} {text}"), FIRST),
     "skypilot, head": (two("(head, rank=0, pid=123) 2026-09-01 10:00:0{n} {text}"), FIRST),
     "nemo-run": (two("trainer/0 [default3]:[NeMo I 2026-09-01 10:00:0{n} nemo:1] {text}"), {(3, "first_step"): 5.0}),
     "loki": (two('{{"line": "{text}", "timestamp": "178825680{n}000000000"}}'), FIRST),
-    "elastic": (two('{{"@timestamp": "2026-09-01T10:00:0{n}Z", "message": "{text}", "host": {{"name": "n"}}}}'), FIRST),
     "a line behind a bar": (
         [f"2026-09-01 10:00:02 | INFO | x | {RUN}",
          "  3%|▎ | 1/32 [00:23<12:16, 23.76s/it]2026-09-01 10:00:07 | INFO | r | step 0 | epoch 0 | loss 12"],
@@ -662,6 +660,24 @@ NEMO = tuple(
 CANCELLED = "slurmstepd: error: *** JOB 48211 ON n1 CANCELLED AT 2026-09-01T10:00:04 DUE TO JOB REQUEUE ***"
 
 
+TRAINER = ((4, RUN), (9, "{'loss': 2.3}"))
+AGAIN = (*shown(*TRAINER), *later(100, *TRAINER))
+TRAINED = "{'train_runtime': 55.1, 'train_loss': 2.1, 'epoch': 1.0}"
+TORCH = "Initializing TorchBackend in DeepSpeed with backend nccl"
+ENGINE = (
+    (0, f"[INFO] [comm.py:652:init_distributed] {TORCH}"),
+    (2, "[INFO] [logging.py:107:log_dist] [Rank 0] DeepSpeed info: version=0.16.4, git-hash=unknown"),
+    (9, "[INFO] [logging.py:107:log_dist] [Rank 0] step=1, skipped=0, lr=[1e-05], mom=[(0.9, 0.95)]"),
+)
+
+
+def elastic(seconds: float, text: str) -> str:
+    return f"W{clock(seconds, '%m%d %H:%M:%S.000000')} 7 torch/distributed/elastic/multiprocessing/api.py:900] {text}"
+
+
+SENT, CLOSED = "Sending process 8 closing signal SIGTERM", "Closing process 8 via signal SIGTERM"
+FAILED = "failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: /usr/bin/python3"
+KILLED = "[INFO] [launch.py:319:sigkill_handler] Killing subprocess 77"
 Starts = dict[tuple[str, int | None, int, str], float | None]
 
 
@@ -719,6 +735,51 @@ STARTS: dict[str, tuple[dict[str, list[str]], Starts]] = {
         {"all": [f"[pod/llm-{pod}/t] {line}" for pod in (0, 1) for base in (0, 100) for line in later(base, *NEMO)]},
         {key: took for cycle in (0, 1) for pod in (0, 1)
          for key, took in of(cycle, {"dist_init": 5, "model_init": 15, "first_step": 0}, f"llm-{pod}").items()},
+    ),
+    "trainer, which torchrun starts again": (
+        {"n1": [*AGAIN[:2], elastic(50, SENT), elastic(51, FAILED), *AGAIN[2:]]},
+        {**of(0, {"first_step": 5}), **of(1, {"first_step": 5})},
+    ),
+    "trainer, which failed in its first step": (
+        {"n1": [AGAIN[0], elastic(14, FAILED), *AGAIN[2:]]}, {**of(0, {"first_step": 10}), **of(1, {"first_step": 5})},
+    ),
+    "trainer, ended by torchrun of 2.6 in its first step": (
+        {"n1": [AGAIN[0], elastic(14, CLOSED), elastic(15, CLOSED), *AGAIN[2:]]},
+        {**of(0, {"first_step": 10}), **of(1, {"first_step": 5})},
+    ),
+    "trainer, of ranks": (
+        {"n1": [line.replace("Z ", "Z [default0]:", 1) for line in AGAIN]},
+        {**of(0, {"first_step": 5}, rank=0), **of(1, {"first_step": 5}, rank=0)},
+    ),
+    "trainer, of pods": (
+        {"all": [f"[pod/llm-{pod}/t] {line}" for line in AGAIN for pod in (0, 1)]},
+        {key: took for cycle in (0, 1) for pod in (0, 1)
+         for key, took in of(cycle, {"first_step": 5}, f"llm-{pod}").items()},
+    ),
+    "trainer, begun again from its checkpoint": (
+        {"n1": [*AGAIN[:2], *later(100, (1, "Loading model from /o/checkpoint-500."), *TRAINER)]},
+        {**of(0, {"first_step": 5}), **of(1, {"checkpoint_load": 3, "first_step": 5})},
+    ),
+    "trainer, a second training of one process": (
+        {"n1": [*AGAIN[:2], *shown((60, TRAINED), (61, "Loading model from /o/checkpoint-500.")), *AGAIN[2:]]},
+        of(0, {"first_step": 5}),
+    ),
+    "trainer, killed in its second training": (
+        {"n1": [*AGAIN[:2], *shown((60, TRAINED)), *AGAIN[2:], *later(200, *TRAINER)]},
+        {**of(0, {"first_step": 5}), **of(1, {"first_step": 5})},
+    ),
+    "trainer with deepspeed": (
+        {"n1": [line for base in (0, 100) for line in later(base, ENGINE[0], *TRAINER)]},
+        {key: took for cycle in (0, 1) for key, took in of(cycle, {"dist_init": 4, "first_step": 5}).items()},
+    ),
+    "deepspeed, begun again": (
+        {"n1": [line for base in (0, 100) for line in later(base, *ENGINE)]},
+        {key: took for cycle in (0, 1)
+         for key, took in of(cycle, {"dist_init": 2, "model_init": 7, "first_step": 0}).items()},
+    ),
+    "deepspeed, whose launcher ended it while it made its model": (
+        {"n1": [*later(0, *ENGINE[:2]), *shown((12, KILLED), (13, KILLED)), *later(100, *ENGINE)]},
+        {**of(0, {"dist_init": 2, "model_init": 10}), **of(1, {"dist_init": 2, "model_init": 7, "first_step": 0})},
     ),
     "killed in its first step": (
         {"n1": [*AGENT, *shown((4, RUN)), agent(6, "Rendezvous'ing worker group"), agent(7, "Starting worker group"),

@@ -25,8 +25,8 @@ from bootseer.profile.events import VERSION, Event
 from bootseer.profile.loglines import LOOK_AHEAD, Frame, Reader
 from bootseer.wiretypes import document, known, loaded
 
-READY = "ready"
-"""The pseudo-stage of a line that ends the first step."""
+READY, OVER = "ready", "over"
+"""The pseudo-stages of a line that ends the first step, and of one that ends the training."""
 _IDLE = 20_000
 """Lines in a row that end steps of ranks whose first one has ended, after which no other one is waited for."""
 _PART = re.compile(r"(\w+) ([\d.]+)")
@@ -254,14 +254,14 @@ class _Lane:
         """Span, stage and begin of the stage (False), and of the one inside of it (True)."""
         self.before = ("", 0)
         """The last span inside of a stage, and when it ended."""
-        self.began = self.ready = self.resumed = False
-        """Whether a line was seen, its first step ended, and a checkpoint loaded."""
+        self.began = self.ready = self.resumed = self.over = False
+        """Whether a line was seen, its first step ended, a checkpoint loaded, and a training was over."""
         self.begun = self.ended = 0
         """When its first stage began, or its first one after a line without a rank; when its last one ended."""
         self.stepped = 0
         """When a line ended its first step of which nothing said that it began."""
         self.starts = set[str]()
-        """Lines that begin a start, and were seen."""
+        """Lines that begin a start, and were seen since a training was over."""
 
     @property
     def stage(self) -> str:
@@ -311,17 +311,20 @@ class _Node:
             self.starts[cycle], self.since[cycle] = _Lanes(), when
             self.look_at(cycle)
             lane, shared = self.lanes[rank, process], self.lanes[None, process]
-        if pattern.cycle and not pattern.stage:
+        if pattern.stage == OVER:
+            lane.over = True
+            lane.starts.clear()
+        if pattern.stage == OVER or (pattern.cycle and not pattern.stage):
             return
         launched = pattern.inside or pattern.stage == "rendezvous"
         if rank is None and not launched and self._gather(shared, mark):
             return
+        if pattern.cycle:
+            lane.starts.add(pattern.match)
         if lane.ready or (lane.gathered and shared.ready):
             return
         self._found.matched += 1
         lane.began, lane.last = True, mark
-        if pattern.cycle:
-            lane.starts.add(pattern.match)
         seconds, stage = int(float(mark.said.get("seconds") or 0) * 1e9), pattern.stage
         if pattern.inside:
             self._inside(lane, mark, when, seconds)
@@ -345,6 +348,7 @@ class _Node:
         if not pattern.cycle or not pattern.stage:
             return pattern.cycle and any(one.stage for one in self.lanes.values())
         known = pattern.stage == "rendezvous" or pattern.match in lane.starts
+        known |= lane.ready and bool(lane.starts) and not lane.over
         return known and lane.began and lane.stage != pattern.stage
 
     def ready(self) -> int:
