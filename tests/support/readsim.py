@@ -87,7 +87,7 @@ class Cluster:
             assert self.now < limit, "it does not end"
             while waiting and waiting[0][0] <= self.now:
                 scheduler.submit(waiting.pop(0)[1], self.now)
-            if self.now - ticked >= TICK:
+            if self.now - ticked >= scheduler.pause:
                 scheduler.tick(self.now)
                 ticked = self.now
             for attempt in scheduler.cancels():

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-TICK = 0.010
 _IDLE = 10.0
 
 
@@ -192,8 +191,9 @@ class Engine:
                 if first is not None and first is left_over and self.threads < 2 * self._most:
                     self._spawn()  # an interrupt may have made the count of idle workers wrong
                 left_over = first
+                pause = self.scheduler.pause
             self._stop_cancelled()
-            time.sleep(TICK)
+            time.sleep(pause)
 
     def _stop_cancelled(self) -> None:
         with self._lock:
