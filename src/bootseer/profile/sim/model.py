@@ -8,6 +8,7 @@ lies in HDFS has its replicas on DataNodes that the seed draws, whatever the num
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 from collections.abc import Generator, Sequence
@@ -137,7 +138,8 @@ class _Servers:
             "datanodes": [_Link(site.datanode_mbit) for _ in range(site.datanodes)],
             "racks": list[_Link](),
         }
-        self._replicas: dict[tuple[str, int, int], list[_Link]] = {}
+        self._replicas: dict[tuple[str, int], dict[int, list[_Link]]] = {}
+        """Of each block of a file those of each stripe."""
         self._in_rack: dict[tuple[int, str, int], float] = {}
 
     def give(self, now: float, node: int, stage: Stage, number: int, size: float) -> float:
@@ -148,30 +150,36 @@ class _Servers:
             return self._pull(now, node, stage, number, size)
         stripes = self._site.stripes if stage.source == "stripes" else 1
         parts = {"hot": _HOT, "stripes": min(_STRIPES, stripes)}.get(stage.source, 1)
-        block, last = int(number * size // (stripes * _BLOCK)), 0.0
-        for part in range(number * parts + node, (number + 1) * parts + node):
-            best = self._replica(stage, part % stripes, block)
-            last = max(last, best.carry(now, size * self._sent / parts))
+        block, last, each = int(number * size // (stripes * _BLOCK)), 0.0, size * self._sent / parts
+        compared, draw = 1 if stage.source == "file" else _LOOKED_AT, self._rng.random
+        replicas = self._replicas.setdefault((stage.name, block), {})
+        for part in range(number * parts + node, (number + 1) * parts + node):  # most of the model's time passes here
+            links = replicas.get(part % stripes) or self._place(stage, part % stripes, block)
+            best = links[0]
+            if (count := len(links)) <= compared:
+                for link in links:
+                    if link.free < best.free:
+                        best = link
+            else:
+                best = links[int(draw() * count)]
+                for _ in range(1, compared):
+                    link = links[int(draw() * count)]
+                    if link.free < best.free:
+                        best = link
+            free = (best.free if best.free > now else now) + each / best.rate  # `carry`, without a call
+            best.free = free
+            best.moved += each
+            if free > last:
+                last = free
         return last
 
-    def _replica(self, stage: Stage, stripe: int, number: int) -> _Link:
-        """The DataNode that a node asks for a block."""
-        block = (stage.name, stripe, number)
-        if (links := self._replicas.get(block)) is None:
-            count = self._site.hot_replicas if stage.source == "hot" else self._site.replicas
-            every = self.kinds["datanodes"]
-            placed = random.Random(f"{self._site.seed} {block}")
-            links = self._replicas[block] = placed.sample(every, min(count, len(every)))
-        many = 1 if stage.source == "file" else _LOOKED_AT
-        best = links[0]
-        if len(links) > many:
-            draw, count = self._rng.random, len(links)
-            links = [links[int(draw() * count)] for _ in range(many)]
-            best = links[0]
-        for link in links:
-            if link.free < best.free:
-                best = link
-        return best
+    def _place(self, stage: Stage, stripe: int, number: int) -> list[_Link]:
+        """The DataNodes of a block."""
+        count = self._site.hot_replicas if stage.source == "hot" else self._site.replicas
+        every = self.kinds["datanodes"]
+        placed = random.Random(f"{self._site.seed} {(stage.name, stripe, number)}")
+        links = self._replicas[stage.name, number][stripe] = placed.sample(every, min(count, len(every)))
+        return links
 
     def _pull(self, now: float, node: int, stage: Stage, number: int, size: float) -> float:
         registry, racks = self.kinds["registry"][0], self.kinds["racks"]
@@ -190,7 +198,13 @@ def simulate(way: Way, site: Site, nodes: int, *, spread: Sequence[float] = (1.0
     usual; each node draws one."""
     with extra("sim", "the model of starts"):
         import simpy
-    return _Start(way, site, nodes, spread, simpy.Environment()).run()
+    collects = gc.isenabled()
+    gc.disable()  # it would go through millions of objects, none of them garbage
+    try:
+        return _Start(way, site, nodes, spread, simpy.Environment()).run()
+    finally:
+        if collects:
+            gc.enable()
 
 
 Events = Generator["simpy.Event", object, None]
@@ -271,15 +285,16 @@ class _Start:
             self._links[node].carry(now, size)
             return max(self._servers.give(now, node, stage, number, size), link.carry(now, size))
 
-        coming = ask(0)
+        work, coming = size * stage.pace * self._slow[node], ask(0)
         for number in range(1, count + 1):  # the next piece comes while one is worked on
             done, coming = coming, ask(number) if number < count else 0.0
-            work = size * stage.pace * self._slow[node]
+            now = self._env.now
             if self._cores is None:
-                done, work = max(done, self._env.now) + work, 0.0
-            if done > self._env.now:
-                yield self._env.timeout(done - self._env.now)
-            yield from self._work(work)
+                done = max(done, now) + work
+            if done > now:
+                yield self._env.timeout(done - now)
+            if self._cores is not None:
+                yield from self._work(work)
 
     def _done(self, stage: Stage, slow: float) -> Events:
         """The work of a stage: what it waits for, then what it does, on as many cores as it had alone."""
