@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -34,8 +34,8 @@ pytestmark = pytest.mark.root
 Layers = Sequence[Sequence[Member]]
 
 
-def reader(data: bytes) -> tar.ChunkReader:
-    return tar.ChunkReader(iter([data[at : at + 5000] for at in range(0, len(data), 5000)]))
+def pieces(data: bytes) -> Iterator[bytes]:
+    return iter([data[at : at + 5000] for at in range(0, len(data), 5000)])
 
 
 class Reference:
@@ -204,7 +204,7 @@ def expected(place: Path, tars: Sequence[bytes]) -> Found:
     """As the kernel makes it."""
     reference = Reference(empty(place / "reference"))
     for data in tars:
-        reference.apply(reader(data))
+        reference.apply(tar.ChunkReader(pieces(data)))
     reference.finish()
     return scan(place / "reference")
 
@@ -215,7 +215,7 @@ def unpacked(place: Path, tars: Sequence[bytes]) -> Found:
     made = FolderTree(tempfile.mkdtemp(dir=root))
     tree = LayeredTree(made)
     for data in tars:
-        tree.apply(reader(data))
+        tree.apply(pieces(data))
     made.finish(root)
     return scan(root)
 
@@ -226,7 +226,7 @@ def layered(place: Path, tars: Sequence[bytes]) -> Found:
         tree = LayeredTree(writer)
         for data in tars:
             writer.begin_layer()
-            tree.apply(reader(data))
+            tree.apply(pieces(data))
         (place / "meta").write_bytes(writer.finish())
     target = place / "image"
     target.mkdir(exist_ok=True)
@@ -298,7 +298,7 @@ def members_that_apply(layers: Layers) -> Layers:
         for layer in kept:
             before = tree.members
             try:
-                tree.apply(reader(tar_of(layer)))
+                tree.apply(pieces(tar_of(layer)))
             except DataError:
                 del layer[tree.members - before - 1]
                 break

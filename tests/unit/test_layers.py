@@ -14,7 +14,6 @@ import pytest
 
 from bootseer.erofs import Node, Reader, Writer
 from bootseer.errors import DataError
-from bootseer.oci import tar
 from bootseer.oci.layers import LayeredTree
 from support.images import Member, folder, tar_of
 from support.sinks import Memory, Nowhere
@@ -32,7 +31,7 @@ class Image:
         for layer in layers:
             self.writer.begin_layer()
             data = tar_of(layer)
-            self.tree.apply(tar.ChunkReader(iter([data[at : at + 777] for at in range(0, len(data), 777)])))
+            self.tree.apply(iter([data[at : at + 777] for at in range(0, len(data), 777)]))
         self.reader = Reader(self.writer.finish(), self.sink.read)
 
     def node(self, path: str) -> Node:
@@ -245,7 +244,7 @@ def sparse(name: str, size: int, extents: list[tuple[int, int]]) -> bytes:
 def applied(*members: bytes) -> tuple[Writer, Nowhere]:
     sink = Nowhere()
     writer = Writer(sink)
-    LayeredTree(writer).apply(tar.ChunkReader(iter([b"".join(members), bytes(1024)])))
+    LayeredTree(writer).apply(iter([b"".join(members), bytes(1024)]))
     return writer, sink
 
 

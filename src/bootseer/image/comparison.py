@@ -23,7 +23,6 @@ from bootseer.errors import DataError
 from bootseer.image.conversion import work_folder
 from bootseer.image.record import ImageRecord
 from bootseer.objects import open_store
-from bootseer.oci import tar
 from bootseer.oci.image import past_mirrors
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers, Progress
@@ -55,7 +54,7 @@ def check(
             tree = LayeredTree(hashed)
             with work_folder(work_dir) as work, Layers(image, work, progress=progress) as layers:
                 for index in range(len(image.layers)):
-                    layers.apply(index, lambda chunks: tree.apply(tar.ChunkReader(chunks)), "check")
+                    layers.apply(index, tree.apply, "check")
             return hashed
 
         wanted = past_mirrors(image.source, applied)

@@ -26,7 +26,6 @@ from bootseer.image import record as records
 from bootseer.image.record import ImageRecord
 from bootseer.objects import Store, lease, open_store, signature
 from bootseer.objects.signature import UnsignedError
-from bootseer.oci import tar
 from bootseer.oci.image import past_mirrors
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers, Progress
@@ -140,7 +139,7 @@ def _convert(
             tree = LayeredTree(writer)
 
             def put(chunks: Iterator[bytes]) -> None:
-                tree.apply(tar.ChunkReader(_reported(chunks, writer, progress)))
+                tree.apply(_reported(chunks, writer, progress))
                 faults.point("image.convert.after-layer")
 
             for index in range(len(image.layers)):

@@ -19,7 +19,6 @@ from bootseer.closing import descriptor
 from bootseer.erofs import Buffer, Hole, Node, Tree
 from bootseer.errors import PrivilegeError, doing
 from bootseer.folders import spread
-from bootseer.oci import tar
 from bootseer.oci.image import Image, past_mirrors
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers
@@ -47,7 +46,7 @@ def _unpack(image: Image, root: Path) -> None:
         folder = FolderTree(work)
         tree = LayeredTree(folder)
         for index in range(len(image.layers)):
-            layers.apply(index, lambda chunks: tree.apply(tar.ChunkReader(chunks)), "unpack")
+            layers.apply(index, tree.apply, "unpack")
             faults.point("oci.unpack.after-layer")
         folder.finish(root)
 

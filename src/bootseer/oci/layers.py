@@ -81,11 +81,13 @@ class LayeredTree:
         self._parent_name = b""
         self._left_out: set[bytes] = set()
 
-    def apply(self, reader: tar.ChunkReader) -> None:
-        """Apply one layer, read to its end; call `Writer.begin_layer` first where layers should share blocks. Raises
-        `DataError` for a malformed or hostile layer, or one that no EROFS image can hold; the tree is useless then."""
+    def apply(self, chunks: Iterator[bytes]) -> None:
+        """Apply one layer, a tar stream, and read it to its end; call `Writer.begin_layer` first where layers should
+        share blocks. Raises `DataError` for a malformed or hostile layer, or one that no EROFS image can hold; the tree
+        is useless then."""
         self._fresh = {}
         self._parent = None
+        reader = tar.ChunkReader(chunks)
         for entry in tar.entries(reader):
             self.members += 1
             parts = _parts(entry.name)
