@@ -29,6 +29,7 @@ def test_message_and_hint_make_one_line():
         (errno.EACCES, errors.NotWritableError),
         (errno.EROFS, errors.NotWritableError),
         (errno.EEXIST, errors.NotWritableError),
+        (errno.EISDIR, errors.NotWritableError),
         (errno.ENOENT, errors.NotFoundError),
         (errno.ECONNREFUSED, errors.UnavailableError),
         (errno.EIO, errors.BootseerError),

@@ -336,6 +336,7 @@ def test_an_image_as_a_folder(site: Site) -> None:
         (("convert", "REF", "--work-dir", "/dev/null"), 73, "cannot work in /dev/null: File exists"),
         (("convert", "REF", "--work-dir", "/dev/null/x"), 66, "cannot work in /dev/null/x: Not a directory"),
         (("extract", "REF", "--file", "/bin"), 70, "it is no file but a folder"),
+        (("extract", "REF", "--file", "/bin/big", "-o", "/"), 73, "cannot write /: Is a directory"),
         (("extract", "REF", "--file", "/nothing"), 66, "the image has no /nothing"),
         (("touched", "REF", "--job", "nobody"), 66, "no start of a job nobody"),
         (("touched", "REF", "--against", "REF#nobody"), 66, "no start of"),
