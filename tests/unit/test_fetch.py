@@ -655,6 +655,15 @@ def test_no_reader_waits_for_what_is_behind_his_blocks_in_a_range(rig: Rig) -> N
     assert source.asked == 1
 
 
+def test_who_waits_for_blocks_goes_on_before_the_rest_of_their_range_has_come(rig: Rig) -> None:
+    source = Halting(rig, rig.offset(2))
+    fetcher = rig.fetcher(source, window=1 << 20, streams=1)
+    fetcher.submit(0, 0, Answers())
+    assert fetcher.until(lambda: bool(rig.cache.ready[0]), 5.0)
+    assert not fetcher.until(lambda: bool(rig.cache.ready[rig.real[-1]]), 0.1)
+    source.gate.set()
+
+
 @pytest.mark.parametrize("trouble", [UnavailableError("cut"), DataError("short")])
 def test_what_a_cut_range_has_brought_stays_and_only_its_rest_is_asked_for(rig: Rig, trouble: BootseerError) -> None:
     asked: list[int] = []

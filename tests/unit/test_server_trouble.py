@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +99,36 @@ def test_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("still", [False, True])
-def test_a_readahead_that_is_to_keep_still_opens_nothing(
+def test_a_readahead_waits_until_its_blocks_have_come_and_opens_nothing_when_it_is_to_keep_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, still: bool
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(4096))
     shared = SharedMemory(1, size=4096, block_size=4096)
-    shared.ready[0] = 1
     shared.counts[Count.STILL] = still
+    asked = []
+
+    def until(so: Callable[[], bool], timeout: float) -> bool:
+        asked.append(so())
+        shared.ready[0] = len(asked) == 3
+        return so()
+
     pages = PageList("ab" * 32, 1, [PageRange(b"file", 0, 0, 4096)])
     monkeypatch.setattr(Readahead, "_list", lambda self: pages)
     monkeypatch.setattr(Readahead, "_mounted", lambda self: True)
     store = FolderStore(tmp_path / "store")
-    Readahead(store, ProfileKey("train"), shared, str(tmp_path), "ab" * 32, lambda: "").run()
+    Readahead(store, ProfileKey("train"), shared, str(tmp_path), "ab" * 32, lambda: "", until).run()
+    assert asked == [False] * (0 if still else 3)
     assert shared.counts[Count.READ_AHEAD] == (0 if still else 4096)
     assert not shared.counts[Count.READAHEAD_OPEN]
+
+
+def test_a_readahead_ends_when_it_is_known_that_there_is_no_pack(tmp_path: Path) -> None:
+    shared = SharedMemory(1, size=4096, block_size=4096)
+    shared.counts[Count.HOT_KNOWN] = 1
+    store = FolderStore(tmp_path / "store")
+    began = time.monotonic()
+    Readahead(store, ProfileKey("train"), shared, str(tmp_path), "ab" * 32, str, lambda so, timeout: so()).run()
+    assert time.monotonic() - began < 5
 
 
 class Rig:

@@ -83,7 +83,7 @@ class Fetcher:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)  # a thread may find a batch
-        self._work_done = threading.Condition(self._lock)  # perhaps nothing is left to do, or to wait for
+        self._work_done = threading.Condition(self._lock)  # blocks have come, or perhaps nothing is left to do
         self._writer = CacheWriter(cache, self._finish, self._note_full, make_room, allow)
         self._threads = Threads(self._work, streams)
         self._clock = threading.Thread(target=self._tick, name="fetch-clock", daemon=True)
@@ -166,8 +166,7 @@ class Fetcher:
 
     def streamed(self, timeout: float) -> bool:
         """Wait until the hot stream has ended, or was left; False when that takes longer than ``timeout`` seconds."""
-        with self._lock:
-            return self._work_done.wait_for(lambda: self._closing.is_set() or not self._order.streaming, timeout)
+        return self.until(lambda: not self._order.streaming, timeout)
 
     def background(self) -> None:
         """Fetch everything else when nothing more urgent is wanted."""
@@ -183,8 +182,13 @@ class Fetcher:
 
     def wait(self, timeout: float) -> bool:
         """Wait until nothing is queued or in flight; False when that takes longer than ``timeout`` seconds."""
+        return self.until(lambda: self._idle, timeout)
+
+    def until(self, so: Callable[[], bool], timeout: float) -> bool:
+        """Wait until it is ``so``, which is asked under the lock when blocks have come, or nobody waits any more; False
+        when that takes longer than ``timeout`` seconds."""
         with self._lock:
-            return self._work_done.wait_for(lambda: self._closing.is_set() or self._idle, timeout)
+            return self._work_done.wait_for(lambda: self._closing.is_set() or so(), timeout)
 
     @property
     def closed(self) -> bool:
@@ -468,6 +472,7 @@ class Fetcher:
                 settled += self._waiting.came(block, data, error)
             if settled:
                 self._order.demanded_at = time.monotonic()
+            self._work_done.notify_all()
         for request in settled:
             request.answer()
 

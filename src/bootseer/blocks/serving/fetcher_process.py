@@ -116,8 +116,9 @@ class FetcherProcess:
         helpers = threads
         if self._spec.config.readahead and key and counts[Count.RECORDING] and self._number == 1:
             ahead = Readahead(
-                self._store, key, self._shared, self._spec.target, self._tree.digest, lambda: self._plan.pack
-            )
+                self._store, key, self._shared, self._spec.target, self._tree.digest, lambda: self._plan.pack,
+                self._fetcher.until,
+            )  # fmt: skip
             helpers = [*threads, threading.Thread(target=_for_good, args=(ahead.run,), name="readahead", daemon=True)]
         more = False
         try:

@@ -18,6 +18,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from bootseer import faults
@@ -41,20 +42,28 @@ _MOUNT_SECONDS = 10.0
 _PACK_SECONDS = 10.0
 _BLOCK_SECONDS = 20.0
 """The hot stream may keep this thread waiting for so long, together; what has not come then is left to the job."""
-_LOOK = 0.002
-_LOOK_MOUNT = 0.02
-"""A look reads all mounts of the node, of which there may be a thousand."""
+_LOOK = 0.02
+"""Seconds until the next look for the pack, or for the mount: that reads all mounts of the node, perhaps a thousand."""
+_STILL = 0.05
+"""Seconds after which one that waits for blocks looks whether it is to keep still."""
 
 
 class Readahead:
     """Reads ahead in the mount of tree ``digest`` on ``target`` by the profile ``key``. ``pack`` gives the key of the
-    hot pack in use, once it is known; `run` it when the tree is served."""
+    hot pack in use, once it is known; ``until`` is the fetcher's, for blocks; `run` it when the tree is served."""
 
     def __init__(
-        self, store: Store, key: ProfileKey, shared: SharedMemory, target: str, digest: str, pack: Callable[[], str]
+        self,
+        store: Store,
+        key: ProfileKey,
+        shared: SharedMemory,
+        target: str,
+        digest: str,
+        pack: Callable[[], str],
+        until: Callable[[Callable[[], bool], float], bool],
     ) -> None:
         self._store, self._digest, self._key, self._shared = store, digest, key, shared
-        self._target, self._pack = Path(target), pack
+        self._target, self._pack, self._until = Path(target), pack, until
         self._waited = 0.0
 
     @property
@@ -76,8 +85,11 @@ class Readahead:
     def _list(self) -> PageList | None:
         """What to read; None: nothing."""
         until = time.monotonic() + _PACK_SECONDS
-        while not (pack := self._pack()):
-            if time.monotonic() >= until or self._ends:
+        while True:
+            known = self._shared.counts[Count.HOT_KNOWN]  # before the look: a pack is named before that
+            if pack := self._pack():
+                break
+            if known or time.monotonic() >= until or self._ends:
                 return None
             time.sleep(_LOOK)
         if not pack.startswith(f"{self._key.prefix(self._digest)}/"):
@@ -102,7 +114,7 @@ class Readahead:
                 return False
             if self._ends:
                 return False
-            time.sleep(_LOOK_MOUNT)
+            time.sleep(_LOOK)
         return True
 
     def _read(self, pages: PageList) -> None:
@@ -147,11 +159,13 @@ class Readahead:
 
     def _await_ready(self, one: PageRange) -> bool:
         """Whether the blocks of a range are there, after a while."""
-        while not self._shared.is_ready(one.data, one.length):
+        ready = partial(self._shared.is_ready, one.data, one.length)
+        while not ready():
             if self._waited >= _BLOCK_SECONDS or self._ends:
                 return False
-            time.sleep(_LOOK)
-            self._waited += _LOOK
+            began = time.monotonic()
+            self._until(ready, _STILL)
+            self._waited += time.monotonic() - began
         return True
 
     def _open(self, path: bytes) -> int:
