@@ -226,7 +226,7 @@ def test_the_store_that_a_later_mount_names_is_read_too(node: Node, gone: str, k
     node.store = FolderStore(new)
     other = node.mount("other", slow=False)
     if gone == "new":  # a mistake of who mounts it second hurts nobody else
-        shutil.rmtree(new)
+        until(lambda: shutil.rmtree(new, ignore_errors=True) or not new.exists())
     if killed:
         status = first.status()
         pid = status.pid if killed == "supervisor" else status.fetcher_pid
