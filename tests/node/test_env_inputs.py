@@ -137,6 +137,93 @@ def test_a_file_that_the_script_reads_counts(node: Node, restore: str, released:
     assert (node.target / "made").read_text() == "torch==2.5\n"
 
 
+SETTINGS = {
+    ".npmrc": ("//one/:_authToken={}\n", "registry=https://me:{}@{}/\n"),
+    ".yarnrc": ('"//one/:_authToken" "{}"\nlastUpdateCheck 1{}\n', "registry {1}\n"),
+    ".yarnrc.yml": ("npmScopes:\n  own:\n    npmAuthToken: {}\n", "npmRegistryServer: {1}\n"),
+    ".pip/pip.conf": ("# {}\n", "[global]\nuser = yes\nindex-url = https://me:{}@{}/simple\n"),
+    ".config/uv/uv.toml": ("# {}\n", "index-url = 'https://me:{}@{}/simple'\n"),
+    ".condarc": ("# {}\n", "channels:\n- https://me:{}@{}/main\n"),
+    ".cargo/config.toml": ('[registries.own]\ntoken = "{}"\n', '[source.own]\nregistry = "{1}"\n'),
+    ".gemrc": (":rubygems_api_key: {}\n", ":sources:\n- https://me:{}@{}/\n"),
+    ".bundle/config": ('---\nBUNDLE_GEMS__CORP__COM: "me:{}"\n', 'BUNDLE_MIRROR__ALL: "{1}"\n'),
+    ".config/pypoetry/config.toml": (
+        '[http-basic.own]\nusername = "me"\npassword = "{}"\n', '[virtualenvs]\npath = "{1}"\n',
+    ),
+    ".wgetrc": ("http_user = me\nhttp_password = {}\n", "base = https://{1}/\n"),
+    ".curlrc": ('-u me:{}\nheader = "Authorization: Basic {}"\n', "url = https://{1}/\n"),
+    ".netrc": ("machine one login me password {}\n", ""),
+    ".config/pypoetry/auth.toml": ('[pypi-token]\npypi = "{}"\n', ""),
+    ".cargo/credentials.toml": ('[registry]\ntoken = "{}"\n', ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", ["none", "logins"])
+@pytest.mark.parametrize("path", SETTINGS)
+def test_of_settings_in_a_private_home_logins_alone_do_not_count(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, first: str
+) -> None:
+    """Red before: of a new `.npmrc` its registry did not count either, and of others the logins did."""
+    home, (login, setting) = tmp_path / "home", SETTINGS[path]
+    place = home / path
+    place.parent.mkdir(parents=True)
+    home.chmod(0o700)
+    monkeypatch.setenv("HOME", str(home))
+    node.write("s.sh", f"mkdir -p env; [ -e ~/{path} ] && cat ~/{path}; :\n")
+
+    def reason(text: str) -> str:
+        place.write_text(text) if text else place.unlink(missing_ok=True)
+        node.release()
+        return node.run().reason
+
+    assert reason(login.format("a", "a") if first == "logins" else "") != "hit"
+    for text in ("" if first == "logins" else login.format("a", "a"), login.format("b", "b")):
+        assert reason(text) == "hit"
+    if setting:
+        assert f"missed because {place}" in reason(setting.format("a", "one"))
+        assert reason(login.format("b", "b") + setting.format("b", "one")) == "hit"
+        assert f"missed because {place}" in reason(setting.format("b", "two"))
+
+
+def test_stale_byte_code_that_the_command_renews_does_not_count(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red before: the next start found other byte code, and missed."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    module = node.write("mod.py", "V = 1\n")
+    subprocess.run([sys.executable, "-m", "compileall", "-q", module], check=True)
+    node.write("mod.py", "V = 22\n")
+    node.write("s.sh", f"mkdir -p env; {sys.executable} -c 'import mod; print(mod.V)' >env/made\n")
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    assert {os.path.basename(path) for path in node.observed().files} >= {"s.sh", "mod.py"}
+    node.release()
+    assert node.run().reason == "hit"
+    node.release()
+    node.write("mod.py", "V = 333\n")
+    assert node.run().reason == f"missed because {module}, which the command reads, changed"
+
+
+@pytest.mark.parametrize("name", ["node", "go", "rustc"])
+def test_another_language_of_the_system_counts(node: Node, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As another Python does. Red before: what was built with one version was a hit with another one."""
+    place = Path(f"/usr/local/lib/bootseer-test-{os.getpid()}/bin")
+    place.mkdir(parents=True)
+    try:
+        monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+        tools = [place / name, place / "other"]
+        for number in (1, 2):
+            for tool in tools[: 3 - number]:
+                tool.write_text(f"#!/bin/sh\necho {number}\n")
+                tool.chmod(0o755)
+            node.write("s.sh", f"mkdir -p env; (other; {name}) >env/made\n")
+            result = node.run()
+            assert result.outcome is Outcome.RAN_AND_PUBLISHED
+            assert number == 1 or result.reason == f"missed because {place}/{name}, which the command reads, changed"
+            node.release()
+        tools[1].write_text("#!/bin/sh\necho 2\n")
+        assert node.run().reason == "hit"
+    finally:
+        shutil.rmtree(place.parent)
+
+
 @pytest.fixture
 def stopped(children: None) -> Iterator[list[int]]:
     """Publications that do nothing until they are told to go on."""
@@ -823,6 +910,19 @@ LED = {
         "[ -d {out} -a ! -f {out}/no ] && bash -c '[[ -n x && -f {out}/opt ]]'; :", ">{out}/opt", "{out}/opt is new",
     ),
     "a file that Python looked for": ("python3 {out}/look.py", ">opt", "{work}/opt is new"),
+    "a program before that of the system in a new folder": (
+        "nl /dev/null", "PATH={out}/nl:$PATH", "nl leads to {out}/nl/nl here, not to /usr/bin/nl",
+    ),
+    "a new file of a package of go": (
+        "python3 {out}/walk.py {out}/g o go.mod", ">{out}/go/m/n.go", "{out}/go/m/n.go is new",
+    ),
+    "a new file of a project of cargo": (
+        "python3 {out}/walk.py {out}/r s Cargo.toml", ">{out}/rs/m/n.rs", "{out}/rs/m/n.rs is new",
+    ),
+    "a new member of a workspace": (
+        "python3 {out}/walk.py {out}/j s package.json", "mkdir {out}/js/n; >{out}/js/n/package.json",
+        "{out}/js/n is new",
+    ),
     "a program": ("tool >env/made", "PATH={out}/v2:$PATH", "tool leads to {out}/v2/tool here, not to {out}/v1/tool"),
     "a path of a program": ("python3 -c 'import mod; print(mod.V)'", "PYTHONPATH={out}/v2", "PYTHONPATH"),
     "a program that is asked for": (
@@ -981,6 +1081,13 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
     (out / "mk").mkdir()
     (out / "mk/Makefile").write_text("all:\n\t@echo 1\n")
     (out / "mk/x.c").write_text('#include "f"\n')
+    walk = "import os, sys; at = sys.argv[1] + sys.argv[2]; print([*os.walk(at)], open(f'{at}/{sys.argv[3]}').read())\n"
+    (out / "walk.py").write_text(walk)
+    (out / "nl").mkdir()
+    shutil.copy("/bin/true", out / "nl/nl")
+    for name in ("go/go.mod", "go/m/m.go", "rs/Cargo.toml", "rs/m/m.rs", "js/package.json", "js/m/package.json"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("1\n")
     told = {"out": out, "work": node.work, "git": command.format(out=out)}
     made = [
         "git init -q -b b {out}/r",

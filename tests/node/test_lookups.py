@@ -135,14 +135,22 @@ def test_a_process_with_many_descriptors_sees_what_is_looked_for(tmp_path: Path)
     assert (f"{tmp_path}/no" in lookups.absent, lookups.failure) == (True, "")
 
 
+def _descriptors() -> set[str]:
+    """When none is closed any more."""
+    for thread in threading.enumerate():
+        if thread.name == "env-lookups-end":
+            thread.join(20)
+    return set(os.listdir("/proc/self/fd"))
+
+
 def test_nothing_is_left_of_it() -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = _descriptors()
     for _ in range(3):
         lookups = Lookups()
         lookups.begin()
         lookups.end()
         lookups.end()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert _descriptors() == before
 
 
 @pytest.mark.parametrize("at", ["create", "load", "attach_raw", "attach"])
@@ -150,13 +158,13 @@ def test_a_kernel_that_refuses_leaves_nothing(at: str, monkeypatch: pytest.Monke
     def refuse(*_: object) -> int:
         raise OSError(1, "Operation not permitted")
 
-    before = set(os.listdir("/proc/self/fd"))
+    before = _descriptors()
     monkeypatch.setattr(bpf, at, refuse)
     lookups = Lookups()
     with pytest.raises(OSError, match="not permitted"):
         lookups.begin()
     lookups.end()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert _descriptors() == before
     assert not lookups.failure
 
 
@@ -178,7 +186,7 @@ def test_a_number_that_another_process_may_get_is_nobodys() -> None:
 
 def test_too_many_at_once_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nobody takes them out of the queue meanwhile."""
-    monkeypatch.setattr(Lookups, "_read", lambda self: None)
+    monkeypatch.setattr(Lookups, "_read", lambda self, until: None)
     lookups = Lookups()
     lookups.begin()
     flood = f"import os\nfor _ in range(200000): os.path.exists('{tmp_path}/' + 'n' * 200)"
@@ -217,6 +225,21 @@ def test_what_a_command_leaves_behind_is_not_waited_for() -> None:
     left.communicate()
     assert took < 20
     assert not lookups.failure
+
+
+def test_nobody_waits_until_the_kernel_lets_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Red before: the job waited for it, 60 to 90 ms."""
+    let_go, close = threading.Event(), os.close
+    lookups = Lookups()
+    lookups.begin()
+    attached = set(lookups._attached)
+    monkeypatch.setattr(os, "close", lambda fd: (fd in attached and let_go.wait(20), close(fd)))
+    subprocess.run(["cat", f"{tmp_path}/no"], capture_output=True, check=False)
+    lookups.end()
+    assert f"{tmp_path}/no" in lookups.absent
+    assert all(os.path.exists(f"/proc/self/fd/{fd}") for fd in attached)
+    let_go.set()
+    assert not {str(fd) for fd in attached} & _descriptors()
 
 
 def test_names_that_are_no_inputs(tmp_path: Path) -> None:

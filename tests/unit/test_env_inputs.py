@@ -46,7 +46,7 @@ def test_data_behind_the_text_of_a_script_is_not_looked_into(tmp_path: Path) -> 
     at each start."""
     (tmp_path / "b").mkdir()
     text = "export PYTHONPATH=a:b\nexit\n\0 PYTHONPATH=c\0d:b"
-    found = names.looked_up([("", text)], [], {}, str(tmp_path), {f"{tmp_path}/b/x.py"}, bool)
+    found = names.before([text], {}, str(tmp_path), {f"{tmp_path}/b/x.py"}, bool)
     assert found == {f"{tmp_path}/a/x.py": ""}
     data = " ".join(f"x{number}*" for number in range(50))
     assert names.globbed([f"cat a.c*\n\0 {data}"], {}, str(tmp_path)) == {str(tmp_path): {"a.c*"}}

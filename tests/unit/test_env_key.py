@@ -469,9 +469,18 @@ def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
     for tool, name in (
         ("pip install x", "PIP_INDEX_URL"),
         ("python3 -m pip install x", "PIP_CONSTRAINT"),
+        ("pip install --user x", "PYTHONUSERBASE"),
         ("/opt/uv pip sync r.txt", "UV_LINK_MODE"),
         ("npm ci", "npm_config_registry"),
         ("cargo install x", "RUSTFLAGS"),
+        ("cargo install x", "RUSTC_WRAPPER"),
+        ("cargo install x", "CARGO_TARGET_DIR"),
+        ("go build ./...", "GOPROXY"),
+        ("go install x", "GOOS"),
+        ("go build", "CGO_ENABLED"),
+        ("apt-get install -y x", "APT_CONFIG"),
+        ("uv pip install x && pip install y", "PIP_INDEX_URL"),
+        ("uv run pip install x", "PIP_INDEX_URL"),
         ("micromamba create", "CONDA_CHANNELS"),
         ("pipx install x", "PIP_INDEX_URL"),
         ("pipx install x", "PIPX_DEFAULT_PYTHON"),
@@ -482,11 +491,14 @@ def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
     ):
         assert build(tool) == build(tool, PIP_CACHE_DIR="/x", UV_CACHE_DIR="/x", CARGO_HOME="/x", PIP_TIMEOUT="9")
         how_many = ("POETRY_INSTALLER_MAX_WORKERS", "npm_config_maxsockets", "CONDA_FETCH_THREADS", "BUNDLE_JOBS")
+        how_many += ("npm_config_jobs", "CARGO_BUILD_JOBS", "MAKEFLAGS")
         own_things = ("PNPM_HOME", "npm_config_store_dir", "YARN_GLOBAL_FOLDER", "PDM_CHECK_UPDATE")
         for other in (*how_many, *own_things, "PIP_ROOT_USER_ACTION", "PDM_INSTALL_PARALLEL", "YARN_ENABLE_TELEMETRY"):
             assert build(f"{tool}; poetry; pdm; npm", **{other: "4"}) == build(f"{tool}; poetry; pdm; npm"), other
         assert build(tool) != build(tool, **{name: "https://index/one"})
         assert build("make") == build("make", **{name: "https://index/one"})
+        builds_in = [{"CARGO_TARGET_DIR": f"{place}/1/target", "TMPDIR": "/scratch"} for place in ("/tmp", "/scratch")]
+        assert build(tool, **builds_in[0]) == build(tool, **builds_in[1]) == build(tool)
         assert build(tool) != build(tool, CFLAGS="-O2") != build(tool, CFLAGS="-O3")
         first, second = (build(tool, **{name: f"https://user:{word}@index/one"}) for word in ("a", "b"))
         assert first == second
@@ -511,6 +523,42 @@ def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
         assert keys[1] == keys[2] != keys[3]
         assert build("make") == build("make")
         assert tool == "npm ci" or keys[0] != keys[1]
+
+
+def test_uv_reads_nothing_of_pips(folder: Path) -> None:
+    """Red before: another index of pip was another environment of uv's."""
+    (folder / "r.sh").write_text("uv --quiet pip install x\n")
+    for command in (("uv", "pip", "install", "x"), ("sh", "-c", "uv -q  pip sync r.txt"), ("sh", "r.sh")):
+        keys = []
+        for index in ("one", "two"):
+            environ = {"PIP_INDEX_URL": f"https://{index}", "VIRTUAL_ENV": str(folder)}
+            (folder / "pip.conf").write_text(f"[global]\nindex-url = https://{index}\n")
+            keys.append(key.build(spec(folder, command=command, environ=environ, python=sys.executable)).key)
+        assert keys[0] == keys[1], command
+    listed = 'run(["uv", "pip", "install"]); run(["uv", "-q", "pip", "sync"])'
+    assert variables.mentioned(listed, {}) == {"_uv"}
+    assert variables.mentioned(listed + '; run(["pip", "install"])', {}) == {"_pip", "_uv"}
+
+
+@pytest.mark.parametrize("path", ["~/.npmrc", ".npmrc", "~/.config/pip/pip.conf", "~/.yarnrc", ".cargo/config.toml"])
+@pytest.mark.parametrize("root", [False, True])
+def test_settings_of_logins_alone_are_as_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, path: str, root: bool
+) -> None:
+    if not root:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    place = folder / path.replace("~", "home")
+    place.parent.mkdir(parents=True, exist_ok=True)
+
+    def build() -> str:
+        command = ("sh", "-c", "pip install x; npm ci; yarn install; cargo install x")
+        return key.build(spec(folder, command=command, environ={"HOME": f"{folder}/home"})).key
+
+    before = build()
+    place.write_text("# mine\n" if "pip" in path else "# mine\n//one/:_authToken = abc\ntoken = 'abc'\n")
+    assert build() == before
+    place.write_text("registry = one\n")
+    assert build() != before
 
 
 @pytest.mark.parametrize(

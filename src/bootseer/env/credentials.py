@@ -93,7 +93,21 @@ _URL_TOKEN = pattern(rb"://([A-Za-z0-9_.~%=+-]{20,256})@[A-Za-z0-9\[]")
 _AWS = pattern(rb"(?i)aws_secret_access_key[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+=]{16,128})(?![\w(.])")
 _KUBE = pattern(rb"client-key-data:\s*[A-Za-z0-9+/=]{64}")
 _NPM = pattern(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=\s*(?!\$\{)\S+")
-_NPM_LOGIN = pattern(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=[^\n]*\n?|^\s*(?:\S*:)?username\s*=[^\n]*\n?")
+_SETTINGS = pattern(
+    r"(?:^|/)(?:\.?npmrc|\.yarnrc(?:\.yml)?|pip\.conf|uv\.toml|\.(?:cond|mamb)arc|\.?curlrc|\.wgetrc|\.gemrc"
+    r"|\.bundle/config|pnpm/(?:rc|auth\.ini)|(?:\.cargo|pypoetry|pdm)/config\.toml)$"
+)
+"""Of installers: in them logins may stand beside what decides."""
+_LOGINS = pattern(r"(?:^|/)(?:pypoetry/auth\.toml|\.cargo/credentials(?:\.toml)?|\.(?:gem|aws)/credentials)$")
+_LOGIN = pattern(
+    rb"(?mi)^[ \t]*-{0,2}[\"':]?(?:\S*[:/])?(?:_?(?:npm)?auth(?:Token|Ident)?"
+    rb"|_?(?:(?:http|ftp|proxy)[-_])?(?:password|user(?:name)?)|email|token|rubygems_api_key|u(?=[ \t=]+\S+:)"
+    rb"|header(?=[ \t=:\"]+(?:proxy-)?authorization)|lastUpdateCheck"
+    rb"|BUNDLE_(?!BUILD__|MIRROR__|LOCAL__|PLUGINS)\w+__\w+)[\"']?(?:[ \t]*[=:]|[ \t])[^\n]*\n?"
+)
+"""A line of them, but in pip.conf, where ``user`` says where to install."""
+_NO_SETTING = pattern(rb"\s*(?:[#;].*|---)?\s*")
+_HEADING = pattern(rb"(\s*)(?:(\[.*\])|:?[^\s:]+:)\s*")
 _NETRC = pattern(rb"(?m)^\s*(?:machine\s+\S+|default)\b(?s:.){0,200}?\bpassword\s+\S+")
 _INI_PASSWORD = pattern(rb"(?mi)^\s*(?:password|secret_key|gs_oauth2_refresh_token)\s*[=:]\s*\S+")
 _PGPASS = pattern(rb"(?m)^[^#\s:]+:[^:\n]*:[^:\n]*:[^:\n]*:\S+")
@@ -187,19 +201,34 @@ def may_be_secret(name: str, value: str) -> bool:
     return bool(_NAMED.search(name)) or redact(value) != value
 
 
-def only_credentials(name: str) -> bool:
-    """Whether a file called ``name`` holds nothing but credentials."""
-    return name in _BY_NAME and name != "config.json"
+def only_credentials(path: str) -> bool:
+    """Whether the file ``path`` holds nothing but credentials."""
+    name = os.path.basename(path)
+    return (name in _BY_NAME and name not in ("config.json", ".npmrc")) or bool(_LOGINS.search(path))
 
 
-def holds_credentials(name: str) -> bool:
-    """Whether a file called ``name`` is one of those of which no text is shown."""
-    return only_credentials(name) or _is_dotenv(name) or name.endswith((".pem", ".key"))
+def holds_credentials(path: str) -> bool:
+    """Whether the file ``path`` is one of those of which no text is shown."""
+    name = os.path.basename(path)
+    return only_credentials(path) or name == ".npmrc" or _is_dotenv(name) or name.endswith((".pem", ".key"))
 
 
-def without_logins(name: str, data: bytes) -> bytes:
-    """The settings of npm without its logins; any other file as it is."""
-    return _NPM_LOGIN.sub(b"", data) if name == ".npmrc" else data
+def without_logins(path: str, data: bytes) -> bytes:
+    """Settings of an installer without its logins, comments, and headings of nothing; any other file as it is."""
+    if not _SETTINGS.search(path):
+        return data
+    data = data if path.endswith("pip.conf") else _LOGIN.sub(b"", data)
+    kept = list[bytes]()
+    for line in reversed(data.splitlines()):
+        below = kept[-1] if kept else b""
+        if heading := _HEADING.fullmatch(line):
+            deeper = below.startswith((heading[1] + b" ", heading[1] + b"\t", heading[1] + b"-"))
+            is_empty = not below or (below.startswith(b"[") if heading[2] else not deeper)
+        else:
+            is_empty = _NO_SETTING.fullmatch(line) is not None
+        kept += [] if is_empty else [line]
+    text = b"\n".join(reversed(kept)).decode("utf-8", "surrogateescape")
+    return remove_credentials(text).encode("utf-8", "surrogateescape")
 
 
 def holds_password(name: str, data: bytes) -> bool:

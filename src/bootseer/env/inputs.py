@@ -26,6 +26,7 @@ from bootseer.env.credentials import (
     remove_credentials,
     remove_from_variable,
     slow_digest,
+    without_logins,
 )
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import DataError
@@ -50,7 +51,12 @@ _LARGE = 4 << 20
 SHARED_MEMORY = "/dev/shm/"
 PACKAGES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".zip", ".conda", ".crate", ".deb", ".rpm")
 """In a folder that the command listed and took some from, another one may be a newer version."""
-SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", *PACKAGES)
+SOURCES = (
+    *(".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", ".go"),
+    *(".js", ".mjs", ".cjs", ".jsx", ".ts", ".tsx", *PACKAGES),
+)
+MEMBERS = ("package.json", "Cargo.toml")
+"""A folder with one of these may be a member of the project above it."""
 REFS = pattern(r"/refs/(?:heads|tags)(?:/|$)")
 INDEX = "/.git/index"
 ALL = "."
@@ -70,7 +76,7 @@ class Observed(msgspec.Struct, frozen=True):
     variables: dict[str, str | None] = {}
     """Those that occur in the text of the files, or name what was read: name -> `remove_from_variable` of the value."""
     names: dict[str, str] = {}
-    """Where programs, links and files that were looked for in vain lead (`names.looked_up`)."""
+    """Where programs, links and files that were looked for in vain lead (`names`)."""
 
     @property
     def name(self) -> str:
@@ -175,7 +181,7 @@ class Digests:
     def of_text(self, path: str, data: bytes) -> str:
         """The digest of ``path`` when it holds ``data``, of at most 1 MiB."""
         name = os.path.basename(path)
-        data = _shown(name, data)
+        data = _shown(path, data)
         if not holds_password(name, data):
             return hashlib.sha256(data).hexdigest()
         self._slow_left -= 1
@@ -221,7 +227,13 @@ class Digests:
                 return f"{folder}/{min(new)} is new"
             if kinds and (gone := set(known) - here - kinds) and os.path.isdir(self._spec.on_host(folder)):
                 return f"{folder}/{min(gone)} is not here"
-        is_same = lambda here, there: there in inputs.files and self.of(here) == inputs.files[there]  # noqa: E731
+
+        def is_same(here: str, there: str) -> bool:
+            if there in inputs.files:
+                return self.of(here) == inputs.files[there]
+            of_system = here.startswith(names.SYSTEM) and there.startswith(names.SYSTEM)
+            return of_system or (not there and are_only_logins(self._spec, here))
+
         return names.difference(inputs.names, self._spec.env, is_same)
 
 
@@ -284,8 +296,8 @@ def sources(spec: EnvSpec, folder: str, kinds: Collection[str] = ()) -> list[str
                     found.append(item.name)
                 elif item.is_dir(follow_symlinks=False):
                     with contextlib.suppress(OSError), beneath.folder(item.name, root=fd) as inner:
-                        os.stat("__init__.py", dir_fd=inner, follow_symlinks=False)
-                        found.append(item.name)
+                        if not {"__init__.py", *MEMBERS}.isdisjoint(os.listdir(inner)):
+                            found.append(item.name)
                 elif item.name.endswith(SOURCES) and item.is_file(follow_symlinks=not source):
                     found.append(item.name)
             return sorted(found)
@@ -293,9 +305,10 @@ def sources(spec: EnvSpec, folder: str, kinds: Collection[str] = ()) -> list[str
         return []
 
 
-def _shown(name: str, data: bytes) -> bytes:
+def _shown(path: str, data: bytes) -> bytes:
     """``data`` without the credentials that do not count."""
-    if not holds_credentials(name) and not name.endswith(".py") and is_script(data):
+    data = without_logins(path, data)
+    if not holds_credentials(path) and not path.endswith(".py") and is_script(data):
         return remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     return data
 
@@ -314,6 +327,12 @@ def _entries(index: bytes) -> bytes:
         found.append(index[at + 24 : at + 28] + index[at + 40 : at + 60] + index[name:end])
         at += (end - at) // 8 * 8 + 8
     return b"\0".join(found)
+
+
+def are_only_logins(spec: EnvSpec, path: str) -> bool:
+    """Whether ``path`` is settings of an installer with nothing in them but logins: as if there were none."""
+    data = text_of(spec, path)
+    return bool(data) and not without_logins(path, data)
 
 
 def is_script(data: bytes) -> bool:

@@ -11,7 +11,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def build(spec: EnvSpec, config: Config | None = None) -> KeyDocument:
     `ConfigError` for unusable key files and interpreters."""
     contained = spec.contained
     files = _files(spec, config)
-    texts = [*spec.command, *files.texts.values()]
+    texts = [*_phrases(spec.command), *files.texts.values()]
     return KeyDocument(
         targets=[target.path for target in spec.targets],
         command=remove_from_command(spec.command),
@@ -243,13 +243,22 @@ def _add_named(spec: EnvSpec, files: KeyFiles) -> None:
             ):
                 files.add(name, whole, required=False, named=False)
                 todo += [(path, files.texts[name])] if name in files.texts else []
-    texts, unseen = [*spec.command, *files.texts.values()], os.geteuid() != 0
+    texts, unseen = [*_phrases(spec.command), *files.texts.values()], os.geteuid() != 0
     for name, path in variables.settings_of(texts, spec.env, unseen=unseen):
         if name not in files.found and os.path.isfile(spec.folder / path):
             files.add(name, spec.folder / path, required=False, named=False)
+            if name in files.found and not files.found[name].size:
+                del files.found[name]  # an empty one, or one of logins alone, is as none
     for word, project in _projects(spec, texts) if unseen else ():
         if word not in files.found:
             files.add_project(word, project)
+
+
+def _phrases(command: Sequence[str]) -> Iterator[str]:
+    """The words of a command, those beside each other in one that are no texts of their own (``uv pip install``)."""
+    for is_text, words in itertools.groupby(command, lambda word: re.search(r"\s", word) is not None):
+        found = [*words]
+        yield from found if is_text else [" ".join(found)]
 
 
 def _projects(spec: EnvSpec, texts: list[str]) -> Iterator[tuple[str, Path]]:

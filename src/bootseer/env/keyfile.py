@@ -106,9 +106,9 @@ class KeyFiles:
 
     def _file(self, name: str, path: Path, places: tuple[str, ...]) -> None:
         with self._opened(path, places) as (fd, shown):
-            content, text = self._content(path.name, fd, shown)
+            content, text = self._content(str(path), fd, shown)
         self.found[name] = content
-        if not holds_credentials(path.name):
+        if not holds_credentials(str(path)):
             self.texts[name] = text[: self._to_search]
             self._to_search -= len(self.texts[name])
         if path.suffix not in (".txt", ".in"):
@@ -154,8 +154,9 @@ class KeyFiles:
         finally:
             os.close(fd)
 
-    def _content(self, name: str, fd: int, shown: bool) -> tuple[FileInput, str]:
+    def _content(self, path: str, fd: int, shown: bool) -> tuple[FileInput, str]:
         """The input, and the text in which includes are looked for."""
+        name = os.path.basename(path)
         size = os.fstat(fd).st_size
         self._take(size)
         if size > _WHOLE:
@@ -163,12 +164,12 @@ class KeyFiles:
         data = b""
         while more := os.read(fd, _WHOLE + 1 - len(data)):
             data += more
+        data = without_logins(path, data)
 
         def slow(data: bytes | str) -> str:
             return remembered.fact(self._config, fd, f"key file {name!r}", lambda: slow_digest(data))
 
-        if holds_credentials(name):
-            data = without_logins(name, data)
+        if holds_credentials(path):
             return FileInput(slow(data), len(data)), ""
         try:
             text = remove_credentials(data.decode()) if b"\0" not in data[:8192] else None

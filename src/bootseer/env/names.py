@@ -18,7 +18,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from bootseer.env.credentials import may_be_secret
-from bootseer.env.variables import decides, expanded
+from bootseer.env.variables import VARIABLE, decides, expanded
 from bootseer.kernel.lookups import Lookups
 from bootseer.kernel.opens import Opens
 from bootseer.patterns import pattern
@@ -45,11 +45,7 @@ _MARKS = ("-d", "-e", "mv", "rm", "mkdir", "move", "rename", "exists", "isdir", 
 _LOCAL = pattern(
     r"(?m)(?:^|[;&{(]|\b(?:export|local|readonly|then|do|else))[ \t]*(\w+)[ \t]*=[ \t]*[\"']?([^\s\"';&|`()]+)"
 )
-_VARIABLE = pattern(r"\$(?:\{(\w+)\}|(\w+))")
 _DEFAULT = pattern(r"\$\{(\w+):?-([^{}$]*)\}")
-_ASKED = pattern(
-    r"\b(?:command[ \t]+-[vV]|which|hash|type(?:[ \t]+-\w+)?)[ \t]+([\w.+-]+)|\bwhich\(\s*[\"']([\w.+-]+)[\"']"
-)
 _LASTING = ("HOME", "PATH", "SHELL", "PWD", "OLDPWD", "BASH_ENV")
 """Of the variables of one start these name folders of others, too."""
 _PLAIN_WORD = pattern(r"[\w.@+-]+")
@@ -61,12 +57,6 @@ _LISTS = pattern(
     r"(?m)(?:^|[;&]|\bexport)[ \t]*(?:\w*PATH[ \t]*[:?+]?=|vpath[ \t]+\S+[ \t])[ \t]*[\"']?([^\n\"';&|#]+)"
 )
 _PATTERNS = 20
-_OWN_FOLDER = pattern(
-    r"\$\(\s*cd\s+(?:-\w\s+)?[\"']?\$\(\s*dirname[^()]*(?:\$\([^()]*\)[^()]*)?\)[\"']?((?:/[\w.]+)*)[^()]*\)"
-    r"|\$\(\s*dirname\s+[^()]*(?:\$0|BASH_SOURCE)[^()]*\)|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}"
-    r"|\$\{CMAKE_(?:CURRENT_)?(?:SOURCE|LIST)_DIR\}"
-)
-_WORKING_FOLDER = pattern(r"\$\(\s*pwd\s*\)|`pwd`|\$\(CURDIR\)|\$\{?PWD\b\}?")
 _LOOP = pattern(r"\bfor[ \t]+(\w+)[ \t]+in[ \t]+([^;\n]{1,500})")
 _BRACES = pattern(r"(?<![\w./-])([\w./-]{0,200})\{([\w.-]*(?:,[\w.-]*){1,20})\}([\w./-]{0,200})")
 _JOINED = pattern(r"\bjoin\([^\n]{1,300}")
@@ -76,35 +66,21 @@ _NO_NAME = pattern(r"/__pycache__/|/\.git/|:/")
 """Byte code, whose source counts; what git keeps, whose branches and tags do; a URL that was tried as a path."""
 BESIDE = dict.fromkeys(("Makefile", "makefile"), ("GNUmakefile", "makefile"))
 """What make takes instead of a file that it read: it lists the folder, and looks for no name."""
+SYSTEM = ("/usr/", "/bin/", "/sbin/")
+"""In these one version of a program is as good as another, but for those that were ``read``."""
 _NO_MATTER = {"lsb_release"}
 """Programs that pip starts where they are there, to name the system to an index."""
 _NO_PATTERN = re.compile(r"[$`{}\0\\^]|:/")
 _NO_PATH = re.compile(r"[$`*?{}\0]|://")
 
 
-def looked_up(
-    scripts: Iterable[tuple[str, str]],
-    started: Iterable[str],
-    env: Mapping[str, str],
-    work: str,
-    read: Collection[str],
-    counts: Callable[[str], bool],
+def before(
+    texts: Iterable[str], env: Mapping[str, str], work: str, read: Collection[str], counts: Callable[[str], bool]
 ) -> dict[str, str]:
-    """Name -> where it leads, for a program that was ``started``; empty for a module that would be found before one
-    that was ``read``, and that is not there. With a `?` before it: a program that ``scripts`` ask for. ``counts``:
-    whether a path may be an input. Each script comes with its folder, empty for what the command has made."""
-    found = dict[str, str]()
-    texts, known = _plain((text for _, text in scripts), env, work)
-    asked = dict.fromkeys(name for text in texts for pair in _ASKED.findall(text) for name in pair if name)
-    for name in itertools.islice(asked, MOST):
-        found[f"?{name}"] = _program(name, env)
-    for name in started:
-        if (program := _program(name, env)) in read:
-            found[name] = program
-    for path in itertools.islice(_before(texts, known, work, read), MOST):
-        if counts(path) and counts(f"{path}/.") and not os.path.exists(path):
-            found[path] = ""
-    return found
+    """Each with an empty value: where a module would be found before one that was ``read``, and is not there.
+    ``counts``: whether a path may be an input."""
+    found = itertools.islice(_before(*_plain(texts, env, work), work, read), MOST)
+    return {path: "" for path in found if counts(path) and counts(f"{path}/.") and not os.path.exists(path)}
 
 
 def seen(
@@ -154,13 +130,17 @@ def asked(
     """Of the paths that a command looked at the kinds of those that may be inputs, each with a `!`: not what was there
     only through it (not ``is_old``), not what it met in a list of a folder, unless ``texts`` name it and it did not
     only write to it, no program that started and nothing of one, and nothing in a folder that a variable of one start
-    names. And whether the programs are there that it looked for in ``PATH`` and did not start, each with a `?`."""
+    names. And where ``PATH`` finds the programs that it started, as far as they were ``read`` or are of the system, and
+    whether those are there that it looked for and did not start, each with a `?`."""
     shown, words = _shown(env), {word for text in texts for word in _PLAIN_WORD.findall(text)}
     folders = {os.path.normpath(os.path.join(work, one)) for one in (env.get("PATH") or os.defpath).split(":")}
     looked = {os.path.basename(path) for path in lookups.absent | lookups.found if os.path.dirname(path) in folders}
-    for name in itertools.islice(sorted(looked - _NO_MATTER), MOST):
+    for name in itertools.islice(sorted((looked | opens.started) - _NO_MATTER), MOST):
         program = _program(name, env)
-        if os.path.basename(program) not in opens.started and (not program or is_old(program)) and shown(name):
+        if os.path.basename(program) in opens.started:
+            if program in read or program.startswith(SYSTEM):
+                yield name, program
+        elif name in looked and (not program or is_old(program)) and shown(name):
             yield f"?{name}", program
     apart = [f"{os.path.dirname(path)}/" for path in read if os.path.basename(path) == "pyvenv.cfg"]
     for path in read:
@@ -217,12 +197,6 @@ def _kind(path: str) -> str:
     return "folder" if stat.S_ISDIR(mode) else "program" if mode & 0o111 else "file"
 
 
-def in_place(text: str, folder: str, work: str) -> str:
-    """``text`` of a script in ``folder``, with the places that it takes from where it lies and starts."""
-    text = _OWN_FOLDER.sub(lambda one: folder + (one[1] or ""), text.partition("\0")[0])
-    return _WORKING_FOLDER.sub(lambda _: work, text)
-
-
 def _plain(texts: Iterable[str], env: Mapping[str, str], work: str) -> tuple[list[str], dict[str, list[str]]]:
     """``texts`` with names in one piece, and the values of the variables in them that may be shown."""
     texts = [text.partition("\0")[0] for text in texts]  # a script that unpacks itself has its data behind its text
@@ -247,7 +221,7 @@ def _plain(texts: Iterable[str], env: Mapping[str, str], work: str) -> tuple[lis
 def _expansions(word: str, known: Mapping[str, list[str]]) -> list[str]:
     """``word`` with each of the values that its variables have."""
     out = [word]
-    for found in _VARIABLE.finditer(word):
+    for found in VARIABLE.finditer(word):
         if values := known.get(found[1] or found[2]):
             out = [one.replace(found[0], value) for one in out for value in values][:_VALUES]
             out = [one for one in out if len(one) < _LONGEST]
@@ -334,7 +308,8 @@ def placed(texts: Iterable[str], env: Mapping[str, str], work: str, targets: Col
 
 
 def difference(looked_up: Mapping[str, str], env: Mapping[str, str], is_same: Callable[[str, str], bool]) -> str:
-    """What leads elsewhere here, to what is not the same (path here, path there); empty when nothing does."""
+    """What leads elsewhere here, to what is not the same (path here, path there; nothing was there, and what is here
+    says nothing); empty when nothing does."""
     for name, there in sorted(looked_up.items(), key=lambda item: (not item[0].startswith("?"), item)):
         if name.startswith("?"):
             if bool(here := _program(name[1:], env)) != bool(there):
@@ -351,7 +326,7 @@ def difference(looked_up: Mapping[str, str], env: Mapping[str, str], is_same: Ca
                 )
             return f"{path}, which the command looks for, is {f'a {kind}' if kind else 'not'} here"
         if not there:
-            if os.path.exists(path):
+            if os.path.exists(path) and not is_same(path, ""):
                 return f"{path} is new"
             continue
         here = os.path.realpath(name) if "/" in name else _program(name, env)

@@ -34,11 +34,13 @@ _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot",
 _SYSTEM += ["/var/lib", "/var/cache"]
 _NAMED = ("/usr/", "/bin/", "/sbin/", "/etc/", "/dev/")
 """Of the folders of the system those in which names count: of programs, and of links that lead elsewhere."""
+_LANGUAGE = pattern(r"^/usr/(?:[^/]+/)*bin/(?:node|go|rustc|ruby[\d.]*)$")
+"""Programs of the system whose version decides what is made, as Python's does."""
 _STANDARD_LIBRARY = pattern(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
 _BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc(?:\.\d+)?$")
-_OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|\.git/(?:modules/.*/)?objects/|/[^/]+\.egg-info/")
-"""What git and builds keep in a source tree for themselves, and change when they only look; what the names of objects
-say, branches and tags say, too."""
+_OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|\.git/(?:modules/.*/)?objects/|/[^/]+\.egg-info/|\.nb[ic]$")
+"""What git, builds and numba keep in a source tree for themselves, and change when they only look; what the names of
+objects say, branches and tags say, too."""
 _BUILT = pattern(r"/build/(?:lib|temp|bdist)\b[^/]*/|/(?:debug|release)/(?:deps|incremental|\.fingerprint)/")
 """What builds of Python packages and of cargo leave."""
 _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
@@ -61,6 +63,7 @@ _SEARCHED = 4 << 20
 _LOOKED_AT, _LOOK_SECONDS = 64 << 20, 5.0
 """Bytes of files that the command read, and seconds, that are spent to look for variables: the job waits."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
+_PROJECTS = {*_PROJECT, "go.mod", *inputs.MEMBERS}
 _NEVER = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL}
 """A kernel or a container that lets nobody observe; other errors pass."""
 CLOCK_REALTIME_COARSE = 5
@@ -107,13 +110,13 @@ class Observer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self._lookups.end()
-        if self._lookups.lost:
-            log.warning("the command looked for so many files at once that some of them do not count")
         if self._opens:
             self._opens.end()
-            if kind is None:
-                self._settle(self._opens)
+        self._lookups.end()  # in the mounts of before: what it leaves to a thread holds none of the command's
+        if self._lookups.lost:
+            log.warning("the command looked for so many files at once that some of them do not count")
+        if self._opens and kind is None:
+            self._settle(self._opens)
         left, ended = _waiting_input(self._opens is not None)
         if left < self._waiting or (ended and not self._ended and not left):
             self._failure = "the command read its standard input, which is no file that is compared"
@@ -180,16 +183,10 @@ class Observer:
         return any(_MOVES.search(_COMMENT.sub(b"", text)) for _, text in self._scripts())
 
     def scripts(self) -> Iterator[str]:
-        return (text for _, text in self._placed_scripts())
-
-    def _placed_scripts(self) -> Iterator[tuple[str, str]]:
-        """`_scripts`, as far as names are looked for in them, each with its folder; that is empty for what the command
-        has made."""
+        """`_scripts`, as far as names are looked for in them."""
         left = _SEARCHED
         for path, data in self._scripts():
-            folder = os.path.dirname(path)
-            text = names.in_place(data[:left].decode("utf-8", "replace"), folder, self._work)
-            yield folder if path in self._found or folder == self._work else "", text
+            yield variables.in_place(data[:left].decode("utf-8", "replace"), os.path.dirname(path), self._work)
             left -= len(data[:left])
 
     def _scripts(self) -> Iterator[tuple[str, bytes]]:
@@ -222,7 +219,8 @@ class Observer:
                 if inputs.is_script(data):
                     used |= variables.mentioned(data.decode("utf-8", "replace"), self._spec.env)
         if not self._spec.contained:
-            used |= names.holding(self._spec.env, self._found, self._work)
+            own = [path for path in self._found if not path.startswith("/usr/")]
+            used |= names.holding(self._spec.env, own, self._work)
         found = {name: digests.variable(name) for name in sorted(used)}
         if len(found) > MAX_VARIABLES or "?" in found.values():
             raise DataError("the files that the command read name too many variables")
@@ -231,8 +229,8 @@ class Observer:
     def _names(self, opens: Opens, folders: Mapping[str, list[str]]) -> dict[str, str]:
         if self._spec.contained:
             return {}
-        spec, work, scripts = self._spec, self._work, [*self._placed_scripts()]
-        found = names.looked_up(scripts, opens.started, spec.env, work, self._found, self._counts)
+        spec, work, texts = self._spec, self._work, [*self.scripts()]
+        found = names.before(texts, spec.env, work, self._found, self._counts)
         for path in self._found:
             folder, name = os.path.split(path)
             beside = (os.path.join(folder, one) for one in names.BESIDE.get(name, ()))
@@ -244,7 +242,6 @@ class Observer:
                 found[path] = real
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
-        texts = [text for _, text in scripts]
         asked = names.asked(self._lookups, opens, spec.env, work, self._found, texts, self._counts_whole, self._is_old)
         found |= dict(itertools.islice(asked, 2 * names.MOST))
         shown = {name: real for name, real in found.items() if inputs.is_text(name + real)}
@@ -262,6 +259,13 @@ class Observer:
             changed = changed or state.mtime >= self.began > state.born  # by others, before or after it was opened
             if changed and (state.born >= self.began or (is_written and state.file not in opens.read)):
                 continue  # the command made it, or only wrote to it, as to a log
+            if _BUILT.search(path):  # instead of its source, of which only the time was compared
+                raise DataError(f"{path} is left from an earlier build; remove the results of that")
+            source = _BYTE_CODE.sub(r"\1.py", path)
+            if source != path and (origin := _state(self._spec, source)):
+                if source not in opens.seen:
+                    out[source] = origin
+                continue
             if is_written and not state.born:  # NFS, ramfs, tmpfs of old kernels
                 self.unobserved = f"the file system of {path} does not tell what the command made"
                 continue
@@ -272,17 +276,11 @@ class Observer:
                 if not now or now.file not in opens.written or path not in opens.texts or state.mtime >= self.began:
                     raise DataError(f"{path} changed while the command ran")
                 self._before[path] = opens.texts[path]
-            if _BUILT.search(path):  # instead of its source, of which only the time was compared
-                raise DataError(f"{path} is left from an earlier build; remove the results of that")
-            source = _BYTE_CODE.sub(r"\1.py", path)
-            if source != path and (origin := _state(self._spec, source)):
-                out.setdefault(source, opens.seen.get(source, origin))
-            else:
-                out[path] = state
+            out[path] = state
         return out
 
     def _folders(self, opens: Opens, found: Mapping[str, FileState]) -> dict[str, list[str]]:
-        roots = tuple(os.path.dirname(path) + "/" for path in found if os.path.basename(path) in _PROJECT)
+        roots = tuple(os.path.dirname(path) + "/" for path in found if os.path.basename(path) in _PROJECTS)
         indexes = {os.path.dirname(path) for path in found if path.endswith(inputs.PACKAGES)}
         listed = {folder for folder in opens.folders if (folder + "/").startswith(roots) or folder in indexes}
         refs = {folder for folder in opens.folders if inputs.REFS.search(folder)}
@@ -365,17 +363,19 @@ class Observer:
         return bool(_OF_PACKAGES.search(path.removeprefix(self._work)))
 
     def _excludes(self, path: str) -> bool:
-        return path.startswith(self._excluded) and not path.startswith(inputs.SHARED_MEMORY)
+        of_none = path.startswith(self._excluded) and not path.startswith(inputs.SHARED_MEMORY)
+        return of_none and not _LANGUAGE.search(path)
 
     def _counts(self, path: str) -> bool:
         if self._excludes(path):
             return False
         own = _STANDARD_LIBRARY.search(path) or _OF_TOOLS.search(path) or caches.CONTENT in path
-        return not own and not only_credentials(os.path.basename(path))
+        return not own and not only_credentials(path)
 
     def _counts_whole(self, path: str) -> bool:
-        """Whether ``path`` and all that may be in it count."""
-        return self._counts(path) and self._counts(f"{path}/.") and not self._of_package(f"{path}/")
+        """Whether ``path`` and all that may be in it count, and it says something."""
+        whole = self._counts(path) and self._counts(f"{path}/.") and not self._of_package(f"{path}/")
+        return whole and not inputs.are_only_logins(self._spec, path)
 
 
 def _state(spec: EnvSpec, path: str) -> FileState | None:

@@ -45,6 +45,7 @@ _OF_ONE_START = pattern(
     r"|SECONDS|LINENO|PPID|SHLVL|EPOCH\w+|OPTARG|OPTIND|FUNCNAME|PIPESTATUS|BASH\w*|DISPLAY|XDG_(?:RUNTIME|SESSION)\w*"
     r"|(?:SLURM|SBATCH|SRUN|PMIX?|OMPI|PBS|LSB|SSH|DBUS|KUBERNETES|TORCHELASTIC|BOOTSEER|RAY)_\w+|SLURMD?\w*|POD_\w+|JOB_ID"
     r"|(?:\w+_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|NODE_NAME|CUDA_VISIBLE_DEVICES|JOB_COMPLETION_INDEX|\w*_PID"
+    r"|MAKEFLAGS|(?:\w+_)?(?:N?JOBS|NPROC|NUM_THREADS|PARALLEL_LEVEL)"
 )
 _OF_RUNS = pattern(
     r"(?:\w+_)?(?:RUN|JOB|TASK|TRIAL|ATTEMPT|SESSION|INVOCATION)_(?:UU)?ID|COLUMNS|LINES|MAKELEVEL|JOURNAL_STREAM"
@@ -67,14 +68,19 @@ _PREFIX = pattern(r"(?<![A-Za-z0-9_$])\^?([A-Z][A-Z0-9]*_)(?![A-Za-z0-9_])")
 _INDIRECT = pattern(r"\beval\b|\$\{!\w+\}")
 _NAME_GIVEN = pattern(r"=[\"']?([A-Za-z_]\w*)\b")
 _TOOLS = {
-    "pip": ("PIP_",),
+    "pip": ("PIP_", "PYTHONUSERBASE"),
     "pipx": ("PIPX_", "PIP_"),
     "uv": ("UV_",),
     "npm": ("NPM_CONFIG_", "npm_config_"),
     "pnpm": ("PNPM_", "pnpm_config_", "NPM_CONFIG_", "npm_config_"),
     "yarn": ("YARN_", "yarn_", "NPM_CONFIG_", "npm_config_"),
     "bundle": ("BUNDLE_",),
-    "cargo": ("CARGO_", "RUSTFLAGS", "RUSTUP_TOOLCHAIN"),
+    "cargo": ("CARGO_", "RUSTFLAGS", "RUSTUP_TOOLCHAIN", "RUSTC"),
+    "go": (
+        *("GOPROXY", "GOOS", "GOARCH", "GOAMD64", "GOARM", "GOTOOLCHAIN", "GOEXPERIMENT", "GO111MODULE", "GOROOT"),
+        *("GOWORK", "GOENV", "GOBIN", "CGO_"),
+    ),
+    "apt": ("APT_CONFIG",),
     "conda": ("CONDA_", "MAMBA_"),
     "poetry": ("POETRY_",),
     "pdm": ("PDM_",),
@@ -82,14 +88,16 @@ _TOOLS = {
     "curl": ("CURL_HOME",),
     "wget": ("WGETRC",),
 }
-_SAME_AS = {"uvx": "uv", "npx": "npm", "mamba": "conda", "micromamba": "conda", "pip3": "pip"}
+_SAME_AS = {"uvx": "uv", "npx": "npm", "mamba": "conda", "micromamba": "conda", "pip3": "pip", "apt-get": "apt"}
 _STARTED = pattern(
     rf"\b({'|'.join([*_TOOLS, *_SAME_AS])})\b(?=[\"', \t](?:[^\n;&|]{{0,60}}?[\"', \t])?"
-    r"(?:add|ci|create|exec|i|install|pip|run|sync|tool|update|venv|wheel)\b)"
+    r"(?:add|build|ci|create|exec|generate|get|i|install|pip|run|sync|tool|update|venv|wheel)\b)"
 )
+_UV_PIP = pattern(r"\buv\b([\"', \t]+(?:-[^\s\"',]*[\"', \t]+){0,8})pip\b")
+"""That reads nothing of pip's."""
 _NO_MATTER = pattern(
     r"(?i)(?:CACHE|STORE_DIR|GLOBAL_FOLDER|PNPM_HOME|WORKERS|MAXSOCKETS|THREADS|PARALLEL|_JOBS$|CHECK_UPDATE|TELEMETRY|ROOT_USER_ACTION"
-    r"|TIMEOUT|RETRIES|PROGRESS|QUIET|VERBOSE|COLOR|CONCURREN|VERSION_CHECK|_INPUT$|_LOG(?:_|$|LEVEL)|_CERT$|CAFILE|PROXY"
+    r"|TIMEOUT|RETRIES|PROGRESS|QUIET|VERBOSE|COLOR|CONCURREN|VERSION_CHECK|_INPUT$|_LOG(?:_|$|LEVEL)|_CERT$|CAFILE|(?<!^GO)PROXY"
     r"|SHLVL|PROMPT|_EXE$|CARGO_HOME|NPM_CONFIG_(?:PREFIX|USERCONFIG|UPDATE_NOTIFIER|FUND|AUDIT)|_AUTH|AUTHTOKEN|USERNAME|HTTP_BASIC|PYPI_TOKEN)"
 )
 """Of installers: where they keep and how they show things, and their logins."""
@@ -105,6 +113,8 @@ SETTINGS = {
     "yarn": (*_NPM, "~/.yarnrc", "~/.yarnrc.yml", ".yarnrc", ".yarnrc.yml"),
     "bundle": ("~/.bundle/config", ".bundle/config"),
     "cargo": ("~/.cargo/config.toml", "$CARGO_HOME/config.toml", ".cargo/config.toml", "rust-toolchain.toml"),
+    "go": ("~/.config/go/env", "$GOENV", "go.work"),
+    "apt": ("/etc/apt/sources.list", "$APT_CONFIG"),
     "conda": ("/etc/conda/.condarc", "~/.condarc", "~/.mambarc", "$CONDARC"),
     "poetry": ("~/.config/pypoetry/config.toml", "poetry.toml"),
     "pdm": ("~/.config/pdm/config.toml", "pdm.toml"),
@@ -120,6 +130,7 @@ PROJECTS = {
     "yarn": ("package.json", "yarn.lock"),
     "bundle": ("Gemfile", "Gemfile.lock"),
     "cargo": ("Cargo.toml", "Cargo.lock"),
+    "go": ("go.mod", "go.sum"),
     "poetry": ("pyproject.toml", "poetry.lock"),
     "pdm": ("pyproject.toml", "pdm.lock"),
     "pixi": ("pyproject.toml", "pixi.toml", "pixi.lock"),
@@ -131,8 +142,13 @@ _READS = r"(?:\.|source|(?:ba|da|z)?sh|python[\d.]*)[ \t]+(?:-[a-z]+[ \t]+)*"
 _OPTION = r"(?:[ \t](?:-r|-c)[ \t]*|--(?:requirements?|constraints?)[ =])"
 _NAME = r"((?:\"[^\"\n]+\"|'[^'\n]+'|\$\([^)\n]*\)|[^\s\"';&|<>()])+)"
 _READ = pattern(f"(?m)(?:{_BEGINS}{_READS}|{_OPTION})(?!-){_NAME}")
-_OWN_FOLDER = pattern(r"\$\(cd (\$\(dirname [^)]*\))[^)]*\)|\$\(dirname [^)]*\)|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}")
-_VARIABLE = pattern(r"\$(?:\{(\w+)\}|(\w+))")
+_OWN_FOLDER = pattern(
+    r"\$\(\s*cd\s+(?:-\w\s+)?[\"']?\$\(\s*dirname[^()]*(?:\$\([^()]*\)[^()]*)?\)[\"']?((?:/[\w.]+)*)[^()]*\)"
+    r"|\$\(\s*dirname\s+[^()]*(?:\$0|BASH_SOURCE)[^()]*\)|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}"
+    r"|\$\{CMAKE_(?:CURRENT_)?(?:SOURCE|LIST)_DIR\}"
+)
+_WORKING_FOLDER = pattern(r"\$\(\s*pwd\s*\)|`pwd`|\$\(CURDIR\)|\$\{?PWD\b\}?")
+VARIABLE = pattern(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 def counted(texts: Collection[str], env: Mapping[str, str], *, all_tools: bool) -> set[str]:
@@ -146,7 +162,7 @@ def counted(texts: Collection[str], env: Mapping[str, str], *, all_tools: bool) 
         found |= {name for name in used if not _is_set(text, name, first[name])}
         found |= _by_name(text, env)
     prefixes = tuple(prefix for tool in tools for prefix in _TOOLS[tool])
-    settings = {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
+    settings = _settings(prefixes, env)
     compilers = set(filter(_OF_COMPILERS.fullmatch, env))
     texts = [*texts, *(env[name] for name in compilers)]
     return found | settings | compilers | set().union(*map(hardware.counted, texts))
@@ -166,7 +182,7 @@ def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
         | {name for name in names if name in env and not _is_set(text, name, first[name])}
         | _by_name(text, env)
         | hardware.counted(text)
-        | {f"_{_SAME_AS.get(tool, tool)}" for tool in _STARTED.findall(text)}
+        | {f"_{_SAME_AS.get(tool, tool)}" for tool in _STARTED.findall(_UV_PIP.sub(r"uv\1", text))}
     )
 
 
@@ -174,9 +190,16 @@ def value(name: str, env: Mapping[str, str]) -> str | None:
     """What is compared of ``name``: a variable, the processor or the GPUs (`hardware`), or the settings of an installer
     (``_pip``), with digests of their values. None where there is none."""
     if name not in env and name[:1] == "_" and (prefixes := _TOOLS.get(name[1:])):
-        set_ones = sorted(one for one in env if one.startswith(prefixes) and not _NO_MATTER.search(one))
+        set_ones = sorted(_settings(prefixes, env))
         return "\n".join(f"{one}={remove_from_variable(one, env[one])}" for one in set_ones) or None
     return env.get(name, hardware.value(name))
+
+
+def _settings(prefixes: tuple[str, ...], env: Mapping[str, str]) -> set[str]:
+    """The variables of an installer that decide: not where a build works, among what is temporary."""
+    temporary = tuple(f"{one.rstrip('/')}/" for one in ("/tmp", "/var/tmp", "/dev/shm", env.get("TMPDIR")) if one)
+    found = {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
+    return {one for one in found if not (one.endswith("TARGET_DIR") and env[one].startswith(temporary))}
 
 
 def shown(name: str) -> str:
@@ -214,7 +237,7 @@ def _uses(text: str) -> tuple[dict[str, int], dict[str, int]]:
 
 def tools_in(text: str) -> set[str]:
     """The installers that a text names."""
-    words = set(re.findall(r"[a-z]+3?", text))
+    words = set(re.findall(r"[a-z]+3?", _UV_PIP.sub(r"uv\1", text)))
     return {_SAME_AS.get(word, word) for word in words} & set(_TOOLS)
 
 
@@ -237,19 +260,24 @@ def _in_document(before: str) -> bool:
     return begin is not None and not re.compile(rf"(?m)^[ \t]*{begin[1]}[ \t]*$").search(before, begin.end())
 
 
+def in_place(text: str, folder: str, work: str) -> str:
+    """``text`` of a script in ``folder``, with the places that it takes from where it lies and starts."""
+    text = _OWN_FOLDER.sub(lambda one: folder + (one[1] or ""), text.partition("\0")[0])
+    return _WORKING_FOLDER.sub(lambda _: work, text)
+
+
 def files_named(text: str, by: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(as it is written, path) of the scripts and requirement files that the shell text of the file ``by`` names."""
-    for found in _READ.finditer(text):
+    for found in _READ.finditer(in_place(text, posixpath.dirname(by) or ".", ".")):
         written = re.sub(r"[\"']", "", found[1])
-        path = _OWN_FOLDER.sub(lambda _: posixpath.dirname(by) or ".", written)
-        path = expanded(path, env)
+        path = expanded(written, env)
         if not re.search(r"[$`*?\0]", path) and "://" not in path:
             yield written, path
 
 
 def expanded(text: str, env: Mapping[str, str]) -> str:
     """``text`` with the values of the variables that are set."""
-    return _VARIABLE.sub(lambda one: env.get(one[1] or one[2], one[0]), text)
+    return VARIABLE.sub(lambda one: env.get(one[1] or one[2], one[0]), text)
 
 
 def decides(name: str) -> bool:
@@ -262,13 +290,12 @@ def settings_of(texts: Iterable[str], env: Mapping[str, str], *, unseen: bool) -
     those that variables name, where their opens are ``unseen``."""
     for tool in sorted(set().union(*map(tools_in, texts))):
         more = PROJECTS.get(tool, ()) if unseen else ()
-        for name in env if unseen else ():
-            if name.startswith(_TOOLS[tool]) and not _NO_MATTER.search(name):
-                yield from ((path, path) for path in env[name].split() if "://" not in path and "\0" not in path)
+        for name in _settings(_TOOLS[tool], env) if unseen else ():
+            yield from ((path, path) for path in env[name].split() if "://" not in path and "\0" not in path)
         for name in (*SETTINGS.get(tool, ()), *more):
             if name.startswith("~") and not env.get("HOME"):
                 continue
-            path = _VARIABLE.sub(lambda one: env.get(one[2], one[0]), name.replace("~", env.get("HOME", ""), 1))
+            path = VARIABLE.sub(lambda one: env.get(one[2], one[0]), name.replace("~", env.get("HOME", ""), 1))
             if "$" not in path:
                 yield name, path
             if not name.startswith(("/", "~", "$")):  # they look in the folders above, too

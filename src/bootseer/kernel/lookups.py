@@ -116,10 +116,7 @@ class Lookups:
             raise exc if isinstance(exc, OSError) else OSError(errno.EAGAIN, str(exc)) from exc
 
     def end(self) -> None:
-        """May be called twice."""
-        for fd in self._attached:  # first, as what the command left behind may look for something for ever
-            os.close(fd)
-        self._attached = []
+        """May be called twice. The kernel takes tens of milliseconds to let go of the programs: in a thread."""
         if self._thread:
             os.eventfd_write(self._wake, 1)
             self._thread.join(_JOIN_SECONDS)
@@ -130,9 +127,11 @@ class Lookups:
             self._thread = None
             self._done.close()
             self._queue.close()
-        for fd in reversed(self._fds):
-            os.close(fd)
-        self._fds = []
+        fds, self._attached, self._fds = [*self._attached, *reversed(self._fds)], [], []
+        try:
+            threading.Thread(target=_close, args=[fds], name="env-lookups-end").start()
+        except RuntimeError:
+            _close(fds)
 
     def _kept(self, fd: int) -> int:
         self._fds.append(fd)
@@ -218,14 +217,18 @@ class Lookups:
         try:
             (poll := select.poll()).register(self._wake, select.POLLIN)  # select(2) takes no number above 1023
             while not poll.poll(_PAUSE * 1000):
-                self._read()
-            self._read()
+                self._read(self._written())
+            self._read(self._written())  # what the command left behind may look for something for ever
         except Exception as exc:  # whatever it is, ``absent`` is not whole
             self.failure = f"a lookup was lost: {exc}"
 
-    def _read(self) -> None:
+    def _written(self) -> int:
+        written: int = struct.unpack_from("=Q", self._queue)[0]
+        return written
+
+    def _read(self, until: int) -> None:
         at: int = struct.unpack_from("=Q", self._done)[0]
-        while at < struct.unpack_from("=Q", self._queue)[0]:
+        while at < until:
             begin = mmap.PAGESIZE + (at & (_SIZE - 1))
             length: int = struct.unpack_from("=I", self._queue, begin)[0]
             if length & _BUSY:
@@ -278,6 +281,11 @@ class Lookups:
         if ".." in name:  # of a link's other end
             whole = os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
         return os.path.normpath(whole) if name else ""
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _keyed(code: bpf.Code, of: int, helper: int) -> bpf.Code:
