@@ -33,7 +33,7 @@ SCENARIOS = (
     Scenario("many-nodes", "One job on many nodes", ("cluster", "cluster-known", "cluster-slow-node", "cluster-size")),
     Scenario("images", "Container images",
              ("image-written", "image", "image-first", "image-rebuilt", "image-hdfs", "kubernetes")),
-    Scenario("environments", "Environments and package caches", ("env-quick", "packages")),
+    Scenario("environments", "Environments and package caches", ("env", "env-renewed", "packages")),
     Scenario("compile-caches", "Compile caches", ("caches",)),
     Scenario(
         "checkpoints",
