@@ -192,10 +192,8 @@ def test_jobs_that_touch_the_same_count_as_one(tmp_path: Path) -> None:
     assert set(merged) == {kin.parts[f"lib/{n}.so"].unit // BLOCK + more for n in (1, 3, 4) for more in (1, 2)}
     assert kin.predict() == kin.old
     found = [info.key.split("/")[2:] for info in kin.store.list(f"profiles/{kin.new}")]
-    assert {job for job, name in found if name.endswith(".pack")} == {JOB.folder, "job-39"}
-    assert {job for job, name in found if name.endswith(".trace")} == {
-        JOB.folder, *(f"job-{number}" for number in range(9, 40))
-    }  # fmt: skip
+    for kind in (".pack", ".trace"):  # with a trace of its own and no pack, a start would not take another's
+        assert {job for job, name in found if name.endswith(kind)} == {JOB.folder, "job-39"}
 
 
 def test_a_first_start_is_foretold_from_its_own_job_alone(tmp_path: Path) -> None:

@@ -146,7 +146,6 @@ def test_a_stalled_transfer_is_given_up_and_resumed(server: Server, monkeypatch:
         ({"Content-Type": "text/html; charset=utf-8"}, 900),
         ({"Content-Type": "application/json"}, 30),
         ({"Content-Type": "application/octet-stream"}, len(BLOB) + 1),
-        ({"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}, len(BLOB)),
     ],
 )
 def test_a_page_in_place_of_a_blob_is_no_outage(server: Server, headers: dict[str, str], length: int) -> None:

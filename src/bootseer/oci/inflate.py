@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import itertools
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import BinaryIO, cast
 
 import zstandard
-from isal import igzip_lib
+from isal import igzip, isal_zlib
 
 from bootseer.errors import DataError
 
@@ -22,7 +23,7 @@ FREE, TIMES = 32 << 30, 200
 """What is compressed may have so many bytes, and beyond them so many times its compressed size: layers have 2 to 10
 times, and some a large file of zeros; gzip can have 1,030 times, zstd more than 10,000."""
 _CHUNK = 1 << 20
-_ERRORS = (cast(type[Exception], igzip_lib.error), zstandard.ZstdError)
+_ERRORS = (cast(type[Exception], isal_zlib.error), gzip.BadGzipFile, zstandard.ZstdError)
 
 
 def inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
@@ -52,17 +53,17 @@ def _inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
     whole = itertools.chain([head], chunks)
     try:
         if head.startswith(_GZIP):
-            yield from _members(whole, what)
+            yield from _pieces(cast(BinaryIO, igzip.IGzipFile(fileobj=JoinedChunks(whole), mode="rb")))
         elif head.startswith(_ZSTD):
-            more = filter(None, whole)  # an empty one would be the end
-            source = cast(BinaryIO, SimpleNamespace(read=lambda _: next(more, b"")))
-            with zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True) as reader:
-                while plain := reader.read(_CHUNK):
-                    yield plain
+            source = cast(BinaryIO, JoinedChunks(whole))
+            reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
+            yield from _pieces(cast(BinaryIO, reader))
         elif kind := next((kind for magic, kind in _OTHERS.items() if head.startswith(magic)), ""):
             raise DataError(f"{what} is compressed by {kind}", hint="compress it by gzip or zstd, or not at all")
         else:
             yield from whole
+    except EOFError:
+        raise DataError(f"{what} is truncated: its gzip stream has no end") from None
     except _ERRORS as exc:
         if "too much memory" in str(exc):
             hint = "compress it without --long, or with --long=27"
@@ -70,18 +71,26 @@ def _inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
         raise DataError(f"{what} is corrupt: {exc}") from None
 
 
-def _members(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
-    """What is in the members of a gzip file, behind each of which there may be zeros."""
-    member = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP)
-    for chunk in chunks:
-        while chunk or not (member.eof or member.needs_input):
-            if member.eof:
-                if not (chunk := chunk.lstrip(b"\0")):
-                    break
-                if chunk[0] != _GZIP[0]:
-                    raise DataError(f"{what} is corrupt: behind the end of its gzip stream there is something else")
-                member = igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP)
-            yield member.decompress(chunk, _CHUNK)
-            chunk = member.unused_data if member.eof else b""
-    if not member.eof:
-        raise DataError(f"{what} is truncated: its gzip stream has no end")
+def _pieces(reader: BinaryIO) -> Iterator[bytes]:
+    with reader:
+        while plain := reader.read(_CHUNK):
+            yield plain
+
+
+class JoinedChunks(io.RawIOBase):
+    """An iterator of chunks as a file to read."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = filter(None, chunks)  # an empty one would be the end
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        if not self._rest:
+            self._rest = memoryview(next(self._chunks, b""))
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count

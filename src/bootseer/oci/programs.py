@@ -43,7 +43,7 @@ def _answer(what: str, process: subprocess.Popen[bytes], text: bytes, until: flo
     out, said = process.stdout.fileno(), process.stderr.fileno()
     answer, waiting = {out: b"", said: b""}, select.poll()
     with descriptor(os.pidfd_open(process.pid)) as ended:
-        for fd in (out, said, ended):
+        for fd in (ended, out, said):  # so looked at in this order: who has ended has said all
             waiting.register(fd, select.POLLIN)
         while (ready := {fd for fd, _ in waiting.poll(max(0.0, until - time.monotonic()) * 1000)}) != {ended}:
             if not ready:

@@ -46,7 +46,7 @@ _READ = 32
 """Profiles that are read for them: those with the newest traces, where the store says when."""
 _ALIKE = 0.01
 """Share of what two starts touch that one of them alone touches, up to which their profiles are one."""
-_LISTED = _JOBS * library.LOOKED_AT
+_LISTED = _READ * library.LOOKED_AT
 """Objects among which they are looked for."""
 _STARTS = 3
 """Starts of each that count, the newest: as many as say something new."""
@@ -81,7 +81,7 @@ def predict_blocks(store: Store, digest: str, kin: Iterable[str], key: ProfileKe
     with _as_advice(digest):
         found = _foretold(store, digest, kin, cache_dir, key.folder)
         if found is not None:
-            return merge([found.traces[job] for job in found.unlike], found.tree.map)
+            return merge(list(found.traces.values()), found.tree.map)
     return []
 
 
@@ -96,12 +96,11 @@ def _as_advice(digest: str) -> Iterator[None]:
 
 
 class _Foretold(NamedTuple):
-    """A tree, the one it is foretold from, a trace by job, and the jobs of which none is like one before."""
+    """A tree, the one it is foretold from, and a trace by job."""
 
     tree: LocalTree
     other: str
     traces: dict[str, Trace]
-    unlike: list[str]
 
 
 def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, own: str = "") -> _Foretold | None:
@@ -118,24 +117,23 @@ def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, own: st
             continue
         old = localize(store, other, work)
         new_side = Side(digest, tree.map, layout_of(tree.meta))
-        found, unlike = _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side, own)
-        if found:
+        if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side, own):
             log.info("%d profiles of tree %s predicted from tree %s", len(found), digest[:12], other[:12])
-            return _Foretold(tree, other, found, unlike)
+            return _Foretold(tree, other, found)
     return None
 
 
-def _predictions(store: Store, old: Side, new: Side, own: str) -> tuple[dict[str, Trace], list[str]]:
+def _predictions(store: Store, old: Side, new: Side, own: str) -> dict[str, Trace]:
     """The predicted trace of the job ``own`` of ``old``; without such a profile those of the jobs that were started
-    last, as far as they are near enough, until `_JOBS` are unlike one another: these are told as well. One profile is
-    held at a time."""
+    last, as far as they are near enough and unlike those before: who has none takes what another has. A start does not
+    wait for more than `_JOBS`."""
     jobs = {own: 0.0} if own and library.has_traces(store, f"profiles/{old.tree}/{own}") else {}
     for info in itertools.islice(store.list(f"profiles/{old.tree}"), 0 if jobs else _LISTED):
         parts = info.key.split("/")
         if len(parts) == 4 and info.key.endswith(".trace"):
             jobs[parts[2]] = max(info.mtime, jobs.get(parts[2], 0.0))
-    began, found, unlike = int(time.time()), dict[str, Trace](), dict[str, set[int]]()
-    for job in sorted(jobs, key=lambda job: -jobs[job])[:_READ]:
+    began, found, unlike = int(time.time()), dict[str, Trace](), list[set[int]]()
+    for job in sorted(jobs, key=lambda job: -jobs[job])[: _JOBS if own else _READ]:
         known = [
             trace
             for trace in library.load_own(store, old.tree, ProfileKey(job), old.map.size)
@@ -146,24 +144,24 @@ def _predictions(store: Store, old: Side, new: Side, own: str) -> tuple[dict[str
             one = predict(newest, old, new, began=began)
             if one.share >= _LEAST and one.trace.touches:
                 units = set(units_of(one.trace))
-                if all(len(units ^ other) > _ALIKE * len(units | other) for other in unlike.values()):
-                    if len(unlike) == _JOBS:
-                        break
-                    unlike[job] = units
-                found[job] = one.trace
-    return found, list(unlike)
+                if all(len(units ^ other) > _ALIKE * len(units | other) for other in unlike):
+                    unlike.append(units)
+                    found[job] = one.trace
+        if len(found) == _JOBS:
+            break
+    return found
 
 
 def _publish(store: Store, found: _Foretold, work: Path) -> None:
-    """Hot packs first: a profile with a trace is predicted no more. Of profiles that are alike one has a pack."""
-    tree, traces = found.tree, {job: found.traces[job] for job in found.unlike}
+    """Hot packs first: a profile with a trace is predicted no more."""
+    tree, traces = found.tree, found.traces
     needed = sorted({block for trace in traces.values() for block in blocks_of(trace, tree.map)})
     if sum(map(tree.map.length_of, needed)) > FOLDER_BYTES:
         log.info("no hot pack is made of the prediction: it has %d blocks", len(needed))
     else:
         with logged(log.warning, "no hot pack is made of the prediction", kinds=(UnavailableError, FullError)):
             _packs(store, tree, traces, needed, work)
-    for job, trace in found.traces.items():
+    for job, trace in traces.items():
         raw = trace.encode()
         store.put(f"{ProfileKey(job).prefix(tree.digest)}/{hashing.hexdigest(raw)}.trace", raw)
 
