@@ -141,9 +141,9 @@ def test_a_folder_that_is_read_in_parts_is_listed_once_and_its_files_are_not_rea
     for number in range(5000):
         (tmp_path / f"f{number:04}").write_bytes(b"%d" % number)
     ops = StripeOperations(open_fs(str(tmp_path)), cast(ReadAhead, None))
+    now = time.monotonic()
     names = [entry.name for entry in ops.readdir(fuse.ROOT, CONTEXT)]
     asked = []
-    now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 0.4)
     for name in ("list", "open"):
         monkeypatch.setattr(FolderBackend, name, lambda self, path, name=name, **other: asked.append((name, path)))
