@@ -109,7 +109,7 @@ def starts(root: Path, uid: int, seconds: float) -> tuple[list[str], list[str]]:
                 for group in overlay.groups(Path(config.state_dir))[::-1]:
                     group.take_down()
             for entry in mounts.below(root):  # whose name another folder had by then
-                if entry.fstype == "overlay" or "/upper/" in entry.root:
+                if entry.fstype == "overlay":
                     mounts.unmount(entry.target, lazy=True)
     for group in overlay.groups(Path(config.state_dir))[::-1]:
         group.take_down()

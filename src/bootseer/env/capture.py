@@ -1,6 +1,6 @@
 """Capture: what a command changed in the targets, as overlayfs layers. By an overlay over each target (root, exact: its
-upper directory, which an empty target shows itself, is the difference; changes outside are not seen), or a stat-scan
-before and after (anywhere)."""
+upper directory is the difference; changes outside the targets are not seen), or a stat-scan before and after
+(anywhere)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def begin(spec: EnvSpec, key: str, config: Config) -> overlay.Group | ScanCaptur
     if may_mount(spec):
         group = overlay.new_group(key, spec.targets, config, caller=spec.caller)
         try:
-            group.mount_targets(bare=True)
+            group.mount_targets()
             return group
         except BaseException as exc:
             group.take_down()

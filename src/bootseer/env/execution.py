@@ -305,9 +305,7 @@ class _Attempt:
     def _show(self, group: overlay.Group, end: End | None) -> None:
         """Let the targets show the result, frozen, so that it can be published while the job goes on; where that cannot
         be, before. Raises `BootseerError` when the result is lost."""
-        if not end:
-            self._stop()
-        if (self._publication or group.record.bare) and not group.freeze():
+        if self._publication and not (end and group.freeze()):
             self._stop()
         group.record.inputs = end.inputs if end else Opened(Observed(unobserved="nothing is published"))
         group.record.publisher = self._publication.named if self._publication else ""

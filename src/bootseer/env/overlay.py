@@ -68,10 +68,6 @@ class GroupRecord(Record, kw_only=True):
     """The targets that were not there before."""
     leaves: bool = True
     """Whether these stay, as empty folders: not where the command asks for them."""
-    bare: bool = False
-    """Where a target was empty its upper directory is mounted itself, as long as it is not frozen."""
-    kept: bool = False
-    """Somebody used that when it was detached: what it held stays until the node boots anew."""
     frozen: bool = False
     """Nothing changes ``upper`` any more: the job writes to ``top``."""
     publisher: str = ""
@@ -139,12 +135,7 @@ class Group:
         if not self.here:
             return []
         found = [(target, mounts.find(target.host)) for target in self.record.targets]
-        bound = [f"/{self.record.id}/upper/{number}" for number in range(len(found))]
-        return [
-            target
-            for (target, entry), root in zip(found, bound, strict=True)
-            if entry and (entry.source == self._source or entry.root.endswith(root))
-        ]
+        return [target for target, entry in found if entry and entry.source == self._source]
 
     def _unmount(self, target: Target, *, lazy: bool = False) -> None:
         with place.name_of(target) as name:
@@ -243,13 +234,11 @@ class Group:
             config=config,
         )
 
-    def mount_targets(self, *, bare: bool = False) -> None:
-        """Mount an overlay on each target: the snapshot's layer (when there is one) over what the target held.
-        ``bare``: where there is nothing below, the upper directory itself, in which files are made faster, until it
-        is frozen: meanwhile only where it is mounted it is noticed that something in it is open."""
+    def mount_targets(self) -> None:
+        """Mount an overlay on each target: the snapshot's layer (when there is one) over what the target held."""
         for number, target in enumerate(self.record.targets):
             self._make(number, target, frozen=False)
-            self._mount(number, target, frozen=False, bare=bare)
+            self._mount(number, target, frozen=False)
 
     def _make(self, number: int, target: Target, *, frozen: bool) -> None:
         """The folders of an overlay on ``target``; see `_mount`."""
@@ -264,7 +253,7 @@ class Group:
             keeps = os.geteuid() == 0 and not target.within
             mounts.copy_root(host if keeps else next(iter(self._layers(number, frozen)), host), upper)
 
-    def _mount(self, number: int, target: Target, *, frozen: bool, bare: bool = False) -> None:
+    def _mount(self, number: int, target: Target, *, frozen: bool) -> None:
         upper, work = self._writable(number, frozen)
         lower = self._layers(number, frozen)
         with place.opened(target) as host:
@@ -273,12 +262,6 @@ class Group:
             if not scan.is_empty(host):
                 lower.append(host)
                 self._over.add(number)
-            if bare and not lower:
-                self.record.bare = True
-                self.save()
-                with logged(log.info, "it gets an overlay", kinds=BootseerError):
-                    mounts.bind(upper, host)
-                    return
             mounts.mount_overlay(
                 lower or [self.area / "empty"],
                 host,
@@ -326,7 +309,7 @@ class Group:
                 try:
                     discard_tree(self.area / "work" / str(number))  # it says that it was volatile
                     (self.area / "work" / str(number)).mkdir()
-                    self._mount(number, target, frozen=False, bare=self.record.bare)
+                    self._mount(number, target, frozen=False)
                 except (BootseerError, OSError) as worse:
                     self.take_down()
                     raise BootseerError(f"cannot mount the overlay on {target.host} again: {worse}") from exc
@@ -382,7 +365,6 @@ class Group:
                 self._unmount(target)
             except BootseerError as exc:
                 log.warning("%s; detached lazily", exc)
-                self.record.kept = self.record.bare and not self.record.frozen
                 self._unmount(target, lazy=True)
         if self.record.tree:
             self._tree().unmount()
@@ -396,8 +378,6 @@ class Group:
 
     def _free(self) -> bool:
         """Whether no overlay has its upper directories any more, in whichever mount namespace."""
-        if self.record.kept:
-            return False
         try:
             tops = [(name, path) for name in ("top", "upper") for path in (self.area / name).glob("*")]
             return not any(mounts.upper_in_use(path, self.area / "spare" / name / path.name) for name, path in tops)
@@ -428,7 +408,7 @@ class Group:
         if self.record.boot != mounts.boot_id():
             return True
         if self.here:
-            return not self.record.kept and not self.mounted and not users.alive(self.record.users)
+            return not self.mounted and not users.alive(self.record.users)
         made = self.made  # None: of a pod with another cache
         return made is not None and time.time() - made >= _MAKING_SECONDS and self._free()
 

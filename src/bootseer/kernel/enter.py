@@ -81,7 +81,7 @@ def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes], made:
         sources = []
         for one in shown:
             try:
-                fd = libc.open_tree(one.source, attributes=libc.MOUNT_ATTR_RDONLY if one.read_only else 0)
+                fd = libc.open_tree(one.source, read_only=one.read_only)
             except FileNotFoundError:
                 raise NotFoundError(f"no file or folder {one.source} to show in the image") from None
             except OSError as exc:

@@ -27,8 +27,7 @@ CLONE_NEWNS, CLONE_FS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x200, 0x10000000,
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442  # on all machines
 _FSCONFIG_CMD_CREATE = 6
-_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _AT_RECURSIVE = 1, 4, 0x8000
-MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY, _AT_RECURSIVE = 1, 4, 1, 0x8000
 _MOUNT_ATTR_IDMAP = 0x100000
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
@@ -78,14 +77,14 @@ def pivot_root() -> None:
     _check(_libc.pivot_root(b".", b"."), "pivot_root")
 
 
-def open_tree(path: str, *, attributes: int = 0) -> int:
+def open_tree(path: str, *, read_only: bool = False) -> int:
     """open_tree(2): a descriptor of a copy of what is mounted on and below ``path``, which is mounted nowhere yet.
-    ``attributes`` are set by mount_setattr(2), for all of it (Linux 5.12)."""
+    ``read_only`` is set by mount_setattr(2), for all of it (Linux 5.12)."""
     how = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
     fd: int = _check(_libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), how), path)
-    if attributes:
+    if read_only:
         try:
-            _set_attributes(fd, attributes)
+            _set_attributes(fd, _MOUNT_ATTR_RDONLY)
         except OSError:
             os.close(fd)
             raise

@@ -49,8 +49,6 @@ class MountEntry(NamedTuple):
     parent: int = 0
     follows: bool = False
     """It came from, and goes with, a mount of another namespace."""
-    root: str = "/"
-    """What of the file system it shows."""
 
 
 def mount(source: str | Path, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
@@ -175,7 +173,6 @@ def entries(process: int | str = "thread-self") -> Iterator[MountEntry]:
                 int(fields[0]),
                 int(fields[1]),
                 any(field.startswith("master:") for field in fields[6:]),
-                _unescape(fields[3]),
             )
 
 
@@ -341,15 +338,6 @@ def mount_overlay(
         parts = ["lowerdir=" + ":".join(names[:-2]), f"upperdir={names[-2]}", f"workdir={names[-1]}"]
         parts += [*([options] if options else []), *(["volatile"] if volatile else [])]
         mount(source, target, "overlay", flags=0 if privileged else _HARMLESS, data=",".join(parts))
-
-
-def bind(source: Path, target: Path) -> None:
-    """Show the folder ``source`` on ``target``, without set-uid programs and device nodes (Linux 5.12). Raises
-    `BootseerError`."""
-    with doing(f"show {source} on {_named(target)}"):
-        tree = libc.open_tree(str(source), attributes=libc.MOUNT_ATTR_NOSUID | libc.MOUNT_ATTR_NODEV)
-        with descriptor(tree):
-            libc.move_mount(tree, f"{target}/.")  # a name of `beneath.shown` is a link
 
 
 def upper_in_use(upper: Path, spare: Path) -> bool:
