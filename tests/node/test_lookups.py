@@ -186,7 +186,7 @@ def test_a_number_that_another_process_may_get_is_nobodys() -> None:
 
 def test_too_many_at_once_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nobody takes them out of the queue meanwhile."""
-    monkeypatch.setattr(Lookups, "_read", lambda self, until: None)
+    monkeypatch.setattr(Lookups, "_read", lambda self, until: True)
     lookups = Lookups()
     lookups.begin()
     flood = f"import os\nfor _ in range(200000): os.path.exists('{tmp_path}/' + 'n' * 200)"

@@ -13,6 +13,8 @@ import pytest
 from bootseer.config import Config
 from bootseer.env import EnvSpec, Target, inputs, leads, names
 from bootseer.env.inventory import Entry
+from bootseer.kernel.lookups import Lookups
+from bootseer.kernel.opens import Opens
 
 
 @pytest.mark.parametrize("contained", [True, False])
@@ -78,6 +80,28 @@ def test_an_index_of_git_is_compared_without_its_times_and_read_with_a_limit(tmp
         assert tracemalloc.get_traced_memory()[1] < 100 << 20
     finally:
         tracemalloc.stop()
+
+
+def _asked(lookups: Lookups, opens: Opens, path: Path, text: str) -> list[tuple[str, str]]:
+    read = {f"{path}/started"}
+    yes = lambda _: True  # noqa: E731
+    return [*names.asked(lookups, opens, {"PATH": str(path)}, "/", read, [text], yes, yes)]
+
+
+def test_programs_that_a_text_asks_for_count_where_lookups_are_not_seen(tmp_path: Path) -> None:
+    text = 'command -v nvcc; which("gcc-9")'
+    assert _asked(Lookups(), Opens(), tmp_path, text) == [("?gcc-9", ""), ("?nvcc", "")]
+    lookups = Lookups()
+    lookups.absent = {f"{tmp_path}/nvcc"}
+    assert _asked(lookups, Opens(), tmp_path, text) == [("?nvcc", "")]
+
+
+def test_programs_that_started_come_before_those_that_were_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "started").touch(mode=0o755)
+    lookups, opens = Lookups(), Opens()
+    lookups.absent = {f"{tmp_path}/a{number}" for number in range(names.MOST + 10)}
+    opens.started = {"started"}
+    assert _asked(lookups, opens, tmp_path, "")[0] == ("started", f"{tmp_path}/started")
 
 
 def test_a_long_word_is_no_pattern_and_takes_no_time(tmp_path: Path) -> None:

@@ -502,7 +502,11 @@ def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
         assert build(tool) != build(tool, CFLAGS="-O2") != build(tool, CFLAGS="-O3")
         first, second = (build(tool, **{name: f"https://user:{word}@index/one"}) for word in ("a", "b"))
         assert first == second
+    made = [build("make", MAKEFLAGS=flags) for flags in ("-j4", "--jobs=8 -O", "-j4 CC=gcc", "-j4 CC=clang")]
+    assert made[0] == made[1] == build("make")
+    assert len({*made}) == 3
     for tool, path, lines in (
+        ("bundle install", ".bundle/config", ("---", 'BUNDLE_GEMS__CORP__COM: "me:{}"', 'BUNDLE_PATH__SYSTEM: "true"')),
         (
             "pip install x",
             ".config/pip/pip.conf",
@@ -522,7 +526,7 @@ def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
             keys.append(build(tool))
         assert keys[1] == keys[2] != keys[3]
         assert build("make") == build("make")
-        assert tool == "npm ci" or keys[0] != keys[1]
+        assert (keys[0] == keys[1]) is (tool in ("npm ci", "bundle install")), "of logins alone nothing counts"
 
 
 def test_uv_reads_nothing_of_pips(folder: Path) -> None:

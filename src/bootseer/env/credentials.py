@@ -103,7 +103,7 @@ _LOGIN = pattern(
     rb"(?mi)^[ \t]*-{0,2}[\"':]?(?:\S*[:/])?(?:_?(?:npm)?auth(?:Token|Ident)?"
     rb"|_?(?:(?:http|ftp|proxy)[-_])?(?:password|user(?:name)?)|email|token|rubygems_api_key|u(?=[ \t=]+\S+:)"
     rb"|header(?=[ \t=:\"]+(?:proxy-)?authorization)|lastUpdateCheck"
-    rb"|BUNDLE_(?!BUILD__|MIRROR__|LOCAL__|PLUGINS)\w+__\w+)[\"']?(?:[ \t]*[=:]|[ \t])[^\n]*\n?"
+    rb"|BUNDLE_(?!BUILD__|MIRROR__|LOCAL__|PATH__|GITHUB__|PLUGINS)\w+__\w+)[\"']?(?:[ \t]*[=:]|[ \t])[^\n]*\n?"
 )
 """A line of them, but in pip.conf, where ``user`` says where to install."""
 _NO_SETTING = pattern(rb"\s*(?:[#;].*|---)?\s*")

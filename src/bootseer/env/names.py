@@ -46,6 +46,9 @@ _LOCAL = pattern(
     r"(?m)(?:^|[;&{(]|\b(?:export|local|readonly|then|do|else))[ \t]*(\w+)[ \t]*=[ \t]*[\"']?([^\s\"';&|`()]+)"
 )
 _DEFAULT = pattern(r"\$\{(\w+):?-([^{}$]*)\}")
+_ASKED = pattern(
+    r"\b(?:command[ \t]+-[vV]|which|hash|type(?:[ \t]+-\w+)?)[ \t]+([\w.+-]+)|\bwhich\(\s*[\"']([\w.+-]+)[\"']"
+)
 _LASTING = ("HOME", "PATH", "SHELL", "PWD", "OLDPWD", "BASH_ENV")
 """Of the variables of one start these name folders of others, too."""
 _PLAIN_WORD = pattern(r"[\w.@+-]+")
@@ -131,11 +134,15 @@ def asked(
     only through it (not ``is_old``), not what it met in a list of a folder, unless ``texts`` name it and it did not
     only write to it, no program that started and nothing of one, and nothing in a folder that a variable of one start
     names. And where ``PATH`` finds the programs that it started, as far as they were ``read`` or are of the system, and
-    whether those are there that it looked for and did not start, each with a `?`."""
+    whether those are there that it looked for and did not start, each with a `?`; these come first, and where lookups
+    are not seen they are those that ``texts`` ask for."""
     shown, words = _shown(env), {word for text in texts for word in _PLAIN_WORD.findall(text)}
     folders = {os.path.normpath(os.path.join(work, one)) for one in (env.get("PATH") or os.defpath).split(":")}
     looked = {os.path.basename(path) for path in lookups.absent | lookups.found if os.path.dirname(path) in folders}
-    for name in itertools.islice(sorted((looked | opens.started) - _NO_MATTER), MOST):
+    if not lookups.absent:  # each program looks for something in vain: it was not seen
+        looked |= {name for text in texts for pair in _ASKED.findall(text) for name in pair if name}
+    programs = sorted((looked | opens.started) - _NO_MATTER, key=lambda name: (name not in opens.started, name))
+    for name in itertools.islice(programs, MOST):
         program = _program(name, env)
         if os.path.basename(program) in opens.started:
             if program in read or program.startswith(SYSTEM):

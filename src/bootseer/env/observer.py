@@ -230,7 +230,10 @@ class Observer:
         if self._spec.contained:
             return {}
         spec, work, texts = self._spec, self._work, [*self.scripts()]
-        found = names.before(texts, spec.env, work, self._found, self._counts)
+        asked = names.asked(self._lookups, opens, spec.env, work, self._found, texts, self._counts_whole, self._is_old)
+        kinds = dict(itertools.islice(asked, 2 * names.MOST))
+        found = {name: real for name, real in kinds.items() if not name.startswith("!")}
+        found |= names.before(texts, spec.env, work, self._found, self._counts)
         for path in self._found:
             folder, name = os.path.split(path)
             beside = (os.path.join(folder, one) for one in names.BESIDE.get(name, ()))
@@ -242,8 +245,7 @@ class Observer:
                 found[path] = real
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
-        asked = names.asked(self._lookups, opens, spec.env, work, self._found, texts, self._counts_whole, self._is_old)
-        found |= dict(itertools.islice(asked, 2 * names.MOST))
+        found |= kinds
         shown = {name: real for name, real in found.items() if inputs.is_text(name + real)}
         if len(shown) > names.MOST:
             log.warning("of the names that it looks for only %d count: there are more", names.MOST)

@@ -45,7 +45,7 @@ _OF_ONE_START = pattern(
     r"|SECONDS|LINENO|PPID|SHLVL|EPOCH\w+|OPTARG|OPTIND|FUNCNAME|PIPESTATUS|BASH\w*|DISPLAY|XDG_(?:RUNTIME|SESSION)\w*"
     r"|(?:SLURM|SBATCH|SRUN|PMIX?|OMPI|PBS|LSB|SSH|DBUS|KUBERNETES|TORCHELASTIC|BOOTSEER|RAY)_\w+|SLURMD?\w*|POD_\w+|JOB_ID"
     r"|(?:\w+_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|NODE_NAME|CUDA_VISIBLE_DEVICES|JOB_COMPLETION_INDEX|\w*_PID"
-    r"|MAKEFLAGS|(?:\w+_)?(?:N?JOBS|NPROC|NUM_THREADS|PARALLEL_LEVEL)"
+    r"|(?:\w+_)?(?:N?JOBS|NPROC|NUM_THREADS|PARALLEL_LEVEL)"
 )
 _OF_RUNS = pattern(
     r"(?:\w+_)?(?:RUN|JOB|TASK|TRIAL|ATTEMPT|SESSION|INVOCATION)_(?:UU)?ID|COLUMNS|LINES|MAKELEVEL|JOURNAL_STREAM"
@@ -59,6 +59,8 @@ _OF_COMPILERS = pattern(
     r"|LIBRARY_PATH|C(?:PLUS)?_INCLUDE_PATH|TZ|SOURCE_DATE_EPOCH"
 )
 """What builds of any package act on, and what each program that writes a time does."""
+_MAKE_SETS = pattern(r"(?:^|\s)[A-Za-z_]\w*[:?+]?=")
+"""In ``MAKEFLAGS``, which else say how much is done at once."""
 _ALL = pattern(
     r"\b(?:print)?env[ \t]*\||environ\.(?:items|keys)|\bin[ \t]+(?:os\.)?environ\b(?!\.get)|Object\.\w+\(process\.env"
     r"|\$\{!\w+[*@]"
@@ -164,6 +166,8 @@ def counted(texts: Collection[str], env: Mapping[str, str], *, all_tools: bool) 
     prefixes = tuple(prefix for tool in tools for prefix in _TOOLS[tool])
     settings = _settings(prefixes, env)
     compilers = set(filter(_OF_COMPILERS.fullmatch, env))
+    if _MAKE_SETS.search(env.get("MAKEFLAGS", "")):
+        compilers.add("MAKEFLAGS")
     texts = [*texts, *(env[name] for name in compilers)]
     return found | settings | compilers | set().union(*map(hardware.counted, texts))
 

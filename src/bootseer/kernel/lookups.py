@@ -21,6 +21,7 @@ import select
 import struct
 import sys
 import threading
+import time
 
 from bootseer.closing import descriptor
 from bootseer.kernel import bpf, libc
@@ -122,6 +123,8 @@ class Lookups:
             self._thread.join(_JOIN_SECONDS)
             if self._thread.is_alive():
                 self.failure = "what the command looked for could not be read to the end"
+                attached, self._attached = self._attached, []
+                _close(attached)
                 return  # the thread still uses the descriptors
             self.lost = bpf.look_up(self._dropped, bytes(4), 8) != bytes(8)
             self._thread = None
@@ -218,7 +221,11 @@ class Lookups:
             (poll := select.poll()).register(self._wake, select.POLLIN)  # select(2) takes no number above 1023
             while not poll.poll(_PAUSE * 1000):
                 self._read(self._written())
-            self._read(self._written())  # what the command left behind may look for something for ever
+            until, end = self._written(), time.monotonic() + _JOIN_SECONDS / 2  # what it left behind may go on for ever
+            while not self._read(until):  # one of these is just writing
+                if time.monotonic() > end:
+                    raise TimeoutError("it is not written to its end")
+                time.sleep(0.001)
         except Exception as exc:  # whatever it is, ``absent`` is not whole
             self.failure = f"a lookup was lost: {exc}"
 
@@ -226,18 +233,20 @@ class Lookups:
         written: int = struct.unpack_from("=Q", self._queue)[0]
         return written
 
-    def _read(self, until: int) -> None:
+    def _read(self, until: int) -> bool:
+        """Whether all was read up to there."""
         at: int = struct.unpack_from("=Q", self._done)[0]
         while at < until:
             begin = mmap.PAGESIZE + (at & (_SIZE - 1))
             length: int = struct.unpack_from("=I", self._queue, begin)[0]
             if length & _BUSY:
-                return  # the next look finds it
+                return False  # the next look finds it
             size = length & ~_DISCARDED
             if not length & _DISCARDED:
                 self._take(self._queue[begin + 8 : begin + 8 + size])
             at += size + 8 + 7 & ~7
             struct.pack_into("=Q", self._done, 0, at)
+        return True
 
     def _take(self, record: bytes) -> None:
         thread, what, folder, program = _HEAD.unpack_from(record)
