@@ -341,11 +341,18 @@ def test_it_runs_alone_with_the_standard_library_only(tmp_path):
     assert events.read(out).events == 2
 
 
-def test_it_costs_at_most_15_ms_of_import_and_20_us_an_event(file):
+def test_it_costs_at_most_15_ms_of_import_and_an_event_four_times_its_json_and_its_system_calls(file):
     code = (
         "import time; a = time.process_time(); from bootseer.profile import emit; b = time.process_time()\n"
-        "for i in range(2000): emit.begin('env', outcome='mount', n=i)\n"
-        "c = time.process_time(); print((b - a) * 1e3, (c - b) / 2000 * 1e6)"
+        "import json, os; path = os.environ['BOOTSEER_EVENTS']; emit.begin('env', outcome='mount', n=1)\n"
+        "with open(path) as file: record = json.loads(file.readline())\n"
+        "c = time.process_time()\n"
+        "for i in range(1000): emit.begin('env', outcome='mount', n=i)\n"
+        "d = time.process_time()\n"
+        "for i in range(1000):\n"
+        "    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666); os.fstat(fd)\n"
+        "    os.write(fd, (json.dumps(record) + chr(10)).encode()); os.close(fd)\n"
+        "e = time.process_time(); print((b - a) * 1e3, (d - c) / (e - d))"
     )
     runs = [
         [float(x) for x in subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split()]
@@ -353,4 +360,4 @@ def test_it_costs_at_most_15_ms_of_import_and_20_us_an_event(file):
     ]
     importing, event = (min(column) for column in zip(*runs, strict=True))  # CPU time: others may be busy
     assert importing <= 15
-    assert event <= 40  # bench emit holds the target of 20 on a quiet machine; a shared one must not fail the suite
+    assert event <= 4  # the target in microseconds is that of `bench emit`, on a quiet machine
