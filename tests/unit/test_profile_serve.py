@@ -1,4 +1,4 @@
-"""`bootseer profile serve` as a process: what its pages say, and who may read them."""
+"""`bootseer profile serve` as a process: what its pages say, who may read them, what it takes in."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from starlette.requests import Request
 from uvicorn.server import ServerState
 
 from bootseer.errors import BootseerError
-from bootseer.profile import analysis, compare, events, files, starts
+from bootseer.profile import analysis, compare, events, files, send, starts
 from bootseer.profile import index as index_module
 from bootseer.profile.files import Found
 from bootseer.profile.index import Index, key
-from bootseer.profile.web import app, connection
+from bootseer.profile.web import app, connection, inbox
 from bootseer.profile.web.access import Access
 from support import forked
 from support.pages import TOKEN, serving
@@ -318,15 +318,111 @@ def test_pages_of_other_sites_read_nothing_through_a_browser_here(tmp_path: Path
     with serving(tmp_path) as server:
         assert server.ask("/jobs.json", Host="rebound.example")[0] == 401
         assert server.ask("/jobs.json", Sec_Fetch_Site="cross-site")[0] == 401
-        assert server.ask("/login", "POST", b"", Sec_Fetch_Site="same-site")[0] == 401
+        assert server.ask("/events", "POST", b"", Sec_Fetch_Site="same-site")[0] == 401
         assert server.ask("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200
         assert server.ask("/jobs.json", Host=f"localhost:{server.port}")[0] == 200
+
+
+def test_events_that_are_sent_twice_count_once(tmp_path: Path) -> None:
+    lines = b"".join(start_up().lines())
+    (tmp_path / "token").write_text(TOKEN)
+    known = {"Authorization": f"Bearer {TOKEN}"}
+    with serving("--receive", tmp_path / "in", "--token-file", tmp_path / "token") as server:
+        assert server.ask("/events", "POST", lines)[0] == 401
+        assert server.ask("/events", "POST", lines, **known)[0] == 201
+        status, _, text = server.ask("/events", "POST", lines, **known)
+        assert (status, json.loads(text)["known"]) == (200, True)
+        assert len(list((tmp_path / "in").rglob("*.jsonl"))) == 1
+        assert (tmp_path / "in").stat().st_mode & 0o777 == 0o700
+        wait_for(lambda: "llama" in server.ask("/", **known)[2])
+        assert server.ask("/events", "POST", b"no event\n", **known)[0] == 400
+        assert server.ask("/events", "GET", **known)[0] == 405
+        assert len(list((tmp_path / "in").iterdir())) == 1
+
+
+def sent(*args: str | Path) -> tuple[int, str]:
+    done = forked.cli("profile", "export", *args)
+    return done.returncode, done.stderr
+
+
+def test_event_files_are_sent_whole_and_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = start_up().write(tmp_path / "a.jsonl")
+    size = file.stat().st_size
+    with file.open("ab") as torn:
+        torn.write(b'{"bootseer":2,"ev":"begin"')
+    (tmp_path / "token").write_text(TOKEN)
+    with serving("--receive", tmp_path / "in", "--token-file", tmp_path / "token") as server:
+        url = f"http://127.0.0.1:{server.port}/events"
+        code, said = sent(file, "--to", url)
+        assert code == 77
+        assert "does not accept the token" in said
+        assert sent(file, "--to", url, "--token-file", tmp_path / "token")[0] == 0
+        monkeypatch.setattr(send, "PART", 1000)
+        assert send.send([file], url, TOKEN) == size
+        (tmp_path / "jobs/llm").mkdir(parents=True)
+        start_up().write(tmp_path / "jobs/llm/n1.jsonl")
+        assert send.send([tmp_path / "jobs"], url, TOKEN) == size  # red before: cannot read jobs: Is a directory
+        (one,) = looked([tmp_path / "in"]).state.rows.values()
+        assert one.startup_seconds == 60.0
+        assert events.read(tmp_path / "in").torn == 0
+        assert sent(file, "--to", url + "x", "--token-file", tmp_path / "token")[0] == 78
+    with (tmp_path / "holes").open("wb") as holes:
+        holes.truncate(1 << 41)
+    with pytest.raises(BootseerError, match="it is no file of events"):  # red before: as much memory as it said
+        send.send([tmp_path / "holes"], url, TOKEN)
+
+
+def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = start_up().write(tmp_path / "a.jsonl")
+    code, said = sent(file, "--to", "http://127.0.0.1:9/events", "--timeout", "1")
+    assert code == 69
+    assert said.count("\n") <= 2
+    assert "send them again later" in said
+    (tmp_path / "token").write_text(TOKEN)
+    for url, refused in (("127.0.0.1", False), ("[::1]", False), ("192.0.2.1", True), ("192.0.2.2", False)):
+        known = ("--timeout", "0.2", "--token-file", tmp_path / "token")
+        monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", "192.0.2.2:9")
+        code, said = sent(file, "--to", f"http://{url}:9/events", *known)
+        assert "Traceback" not in said
+        assert (code, "would go to" in said) == ((78, True) if refused else (69, False))
+    assert sent(file, "--to", "nonsense")[0] == 78
+    assert sent(tmp_path / "none", "--to", "http://127.0.0.1:9/events")[0] != 0
+
+
+def test_senders_that_stop_half_way_keep_others_away_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "_SECONDS", 0.2)
+    application = app.make(Index([]), Access(""), tmp_path / "in")
+
+    async def post(sender: str) -> int:
+        request = _answer(application, "/events", body=b"half a", ends=False, method="POST", client=(sender, 9))
+        return (await request)[0]
+
+    async def all_of_them(*senders: str) -> list[int]:
+        return await asyncio.gather(*(post(sender) for sender in senders))
+
+    assert asyncio.run(all_of_them(*("10.0.0.1",) * 5, "10.0.0.2")) == [408, 408, 408, 408, 503, 408]
+    assert list((tmp_path / "in").iterdir()) == []
+
+
+def test_too_long_a_body_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    with serving("--receive", tmp_path / "in", "--token-file", tmp_path / "token") as server:
+        lines = b"".join(start_up().lines())
+        many = lines * (65 * (1 << 20) // len(lines))
+        status, _, _ = server.ask("/events", "POST", many, Authorization=f"Bearer {TOKEN}")
+        assert status == 413
+        assert list((tmp_path / "in").iterdir()) == []
 
 
 def test_bad_calls_end_with_one_line(tmp_path: Path) -> None:
     code, said = refused(tmp_path, "--host", "0.0.0.0")
     assert code == 78
     assert "a token is needed" in said
+    assert "to receive events a token is needed" in refused("--receive", tmp_path / "in")[1]
     (tmp_path / "token").write_text("short")
     assert "shorter than 16" in refused(tmp_path, "--token-file", tmp_path / "token")[1]
     assert "no file or folder" in refused(tmp_path / "nothing")[1]
@@ -570,19 +666,26 @@ def test_numbers_in_an_address_are_bounded(number: str, tmp_path: Path) -> None:
             assert _status(pages, path + (number if path.endswith("/") else ""), "localhost", query) < 500
 
 
-def test_a_page_of_the_same_site_logs_nobody_in(tmp_path: Path) -> None:
+def test_pages_of_the_same_site_send_nothing_with_its_cookie(tmp_path: Path) -> None:
     """At an address without TLS browsers say ``Origin`` and no ``Sec-Fetch-Site``; cookies know no ports."""
     (tmp_path / "token").write_text(TOKEN)
-    with serving(tmp_path, "--token-file", tmp_path / "token") as server:
+    lines = b"".join(start_up().lines())
+    with serving("--receive", tmp_path / "in", "--token-file", tmp_path / "token") as server:
         body = urllib.parse.urlencode({"token": TOKEN, "then": "/"}).encode()
         host = {"Host": f"monitor:{server.port}"}
         for origin in ("http://monitor:9999", "http://other", "null", "http://[", "", f"ftp://monitor:{server.port}"):
             assert server.ask("/login", "POST", body, Origin=origin, **host)[0] == 401
+            assert (
+                server.ask("/events", "POST", lines, Origin=origin, Authorization=f"Bearer {TOKEN}", **host)[0] == 401
+            )
         here = f"http://monitor:{server.port}"
         cookie = server.ask("/login", "POST", body, Origin=here, **host)[1]["Set-Cookie"]
         assert cookie.startswith("bootseer-session=")
         known = {"Cookie": cookie.partition(";")[0], **host}
         assert server.ask("/jobs.json", **known)[0] == 200
+        assert server.ask("/events", "POST", lines, Origin=here, **known)[0] == 401
+        assert server.ask("/events", "POST", lines, **known)[0] == 401
+        assert list((tmp_path / "in").iterdir()) == []
         page = server.ask("/", **known)[1]
         assert page["Cross-Origin-Resource-Policy"] == page["Referrer-Policy"] == "same-origin"
 
@@ -601,6 +704,46 @@ def test_under_tls_the_cookie_is_of_this_host_alone(tmp_path: Path) -> None:
             assert server.ask("/jobs.json", Cookie=cookie.partition(";")[0], **headers)[0] == 200
         plain = {"Host": "monitor", "X-Forwarded-Proto": "https", "Origin": "http://monitor"}
         assert server.ask("/login", "POST", body, **plain)[0] == 401
+
+
+def _sent(application: Starlette, body: bytes, sender: str) -> int:
+    return asyncio.run(_answer(application, "/events", body=body, method="POST", client=(sender, 9)))[0]
+
+
+def test_what_is_kept_of_senders_is_bounded_for_each_and_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = [b"".join(start_up(f"job-{number}").lines()) for number in range(20)]
+    monkeypatch.setattr(inbox, "MOST_BYTES", 8 * len(bodies[11]))
+    monkeypatch.setattr(inbox, "_RECOUNT", 0.0)
+
+    def fresh() -> Starlette:
+        return app.make(Index([]), Access(""), tmp_path / "in")
+
+    application = fresh()
+    assert [_sent(application, body, "10.0.0.1") for body in bodies[:4]] == [201, 201, 507, 507]
+    assert _sent(application, bodies[0], "10.0.0.1") == 200  # it is here
+    assert [_sent(application, body, "10.0.0.2") for body in bodies[:3]] == [201, 201, 507]
+    application = fresh()  # which counts what is there
+    assert [_sent(application, body, "10.0.0.1") for body in bodies[:3]] == [200, 200, 507]
+    assert [_sent(application, body, f"fd00::{n}") for n in (1, 2) for body in bodies[11:13]] == [201] * 4
+    assert _sent(application, bodies[11], "../../x") == 507
+    next((tmp_path / "in/10.0.0.1").iterdir()).unlink()
+    assert _sent(application, bodies[12], "../../x") == 201
+    assert {path.name for path in (tmp_path / "in").iterdir()} == {
+        "10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2", "unknown",
+    }  # fmt: skip
+    monkeypatch.setattr(inbox, "MOST_FILES", 8)
+    monkeypatch.setattr(inbox, "MOST_BYTES", 1 << 40)
+    assert _sent(application, bodies[15], "10.0.0.3") == 507
+
+
+def test_a_link_in_the_folder_of_what_was_sent_leads_nowhere(tmp_path: Path) -> None:
+    application = app.make(Index([]), Access(""), tmp_path / "in")
+    (tmp_path / "away").mkdir()
+    (tmp_path / "in/10.0.0.1").symlink_to(tmp_path / "away")
+    assert _sent(application, b"".join(start_up().lines()), "10.0.0.1") == 507
+    assert list((tmp_path / "away").iterdir()) == []
 
 
 def test_a_visitor_holds_his_own_streams_and_not_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:

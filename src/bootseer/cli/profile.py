@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli._completed import values
-from bootseer.cli._shared import AsJson, Group, Limit, add_verbs, mistake, print_json, understood, write_out
+from bootseer.cli._shared import AsJson, Group, Limit, add_verbs, mistake, print_json, settings, understood, write_out
 from bootseer.cli.profile_fleet import check, fleet, given_paths, growth
 from bootseer.cli.profile_import import import_
-from bootseer.cli.profile_serve import serve, side_by_side
+from bootseer.cli.profile_serve import serve, side_by_side, token_in
 from bootseer.errors import ConfigError
-from bootseer.units import count_text, one_line
+from bootseer.units import count_text, one_line, size_text
 
 if TYPE_CHECKING:
     from bootseer.profile.events import EventLog, Identity
@@ -144,16 +144,39 @@ def export(
     job: JobName = None,
     attempt: Attempt = None,
     cycle: Cycle = None,
+    to: Annotated[
+        str, typer.Option("--to", metavar="URL", help="Send the events to a `profile serve`: http://HOST:PORT/events")
+    ] = "",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="With --to: file with the server's token")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="With --to: gives up after so many seconds")
+    ] = 60.0,
 ) -> None:
-    """Write the spans in another program's format: every start-up, or the one chosen.
+    """Write the spans in another program's format: every start-up, or the one chosen. With --to send them as they are.
+
+    What is sent again changes nothing. Of nodes that share no folder, each sends its file at the end of the job.
 
     Example: bootseer profile export /shared/jobs --format parquet -o /shared/starts/2026-11.parquet
+
+    Example: bootseer profile export events.jsonl --to https://monitor/events --token-file token
     """
     import msgspec
 
-    from bootseer.profile import chrome, otlp, page, prometheus, starts
+    from bootseer.profile import chrome, otlp, page, prometheus, send, starts
     from bootseer.stripefs.localcopy import replaced
 
+    if to:
+        token = token_in(token_file)
+        if token and _plain(to):
+            raise ConfigError(
+                f"the token would go to {one_line(to)} without TLS: whoever is on the way can read it",
+                hint="use https://, or name HOST:PORT as plain_http in the settings",
+            )
+        count = send.send(given_paths(events), to, token, timeout=timeout)
+        typer.echo(f"{to}: {size_text(count)}", err=True)
+        return
     if form == "parquet":
         if str(output) == "-" or any(part is not None for part in (job, attempt, cycle)):
             raise typer.BadParameter("parquet is for every start-up, in a file: name it with -o")
@@ -176,6 +199,20 @@ def export(
     else:
         document = prometheus.text(starts.of(held, picked)).encode()
     write_out([document], output)
+
+
+def _plain(url: str) -> bool:
+    """Whether what is sent there leaves this machine without TLS, to where the settings do not say so."""
+    from urllib.parse import urlsplit
+
+    from bootseer.oci.reference import is_loopback
+
+    try:
+        parts = urlsplit(url)
+        there = is_loopback(parts.hostname or "") or parts.netloc in settings().plain_http
+        return parts.scheme == "http" and not there
+    except ValueError:
+        return False
 
 
 def _nodes(given: str | None) -> tuple[int | None, list[str]]:

@@ -28,6 +28,14 @@ def serve(
         Path | None,
         typer.Option("--token-file", metavar="FILE", help="Ask for the token in this file; not needed at loopback"),
     ] = None,
+    receive: Annotated[
+        Path | None,
+        typer.Option(
+            "--receive",
+            metavar="DIR",
+            help="Take events of `profile export --to` into this folder; needs a token",
+        ),
+    ] = None,
 ) -> None:
     """Show start-ups as web pages that follow them while they last: jobs, one job, two compared, the fleet.
 
@@ -42,18 +50,24 @@ def serve(
     from bootseer.profile.index import Index
 
     token = token_in(token_file)
-    if not token and not access.loopback(host):
+    if not token and (receive is not None or not access.loopback(host)):
+        what = "to receive events" if receive is not None else f"for pages at {host}, which others can reach,"
         raise ConfigError(
-            f"for pages at {host}, which others can reach, a token is needed",
+            f"{what} a token is needed",
             hint="python -c 'import secrets; print(secrets.token_urlsafe(32))' > FILE; --token-file FILE",
         )
-    shown = given_paths(paths)
+    shown = given_paths(paths) if paths or receive is None else []
+    if receive is not None:
+        shown.append(receive)
+    with doing("receive events"):
+        if receive is not None:
+            receive.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in shown:
         if not path.exists():
             raise NotFoundError(f"no file or folder {path}")
     index = Index(shown)
     config = uvicorn.Config(
-        app.make(index, access.Access(token)),
+        app.make(index, access.Access(token), receive),
         http=connection.Connection,
         log_config=None,
         log_level="warning",

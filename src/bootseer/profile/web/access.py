@@ -1,7 +1,8 @@
-"""Who may read the pages: everybody at loopback without a token, else who knows the token.
+"""Who may read the pages and send events: everybody at loopback without a token, else who knows the token.
 
 A token comes as ``Authorization: Bearer TOKEN``, or once through the form, which leaves a cookie that is good until the
-server ends. It is never part of an address."""
+server ends. It is never part of an address. A cookie is good for reading alone: browsers send it along with what pages
+of other ports of the same host ask for."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ class Access:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _equal(given.strip(), self._token):
             return None
-        if any(_equal(request.cookies.get(name, ""), self._session) for name in (_TLS_COOKIE, _COOKIE)):
+        if request.method in _READING and any(
+            _equal(request.cookies.get(name, ""), self._session) for name in (_TLS_COOKIE, _COOKIE)
+        ):
             return None
         return "the token is wrong" if given else ""
 

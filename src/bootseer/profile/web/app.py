@@ -1,6 +1,6 @@
-"""Jobs, Job, Compare, Fleet and Growth as pages, JSON and CSV, rendered here. Names of jobs, nodes and stages are
-input: templates escape all, and the content security policy allows this server's own script and nothing else. Who may
-read is decided by `bootseer.profile.web.access`."""
+"""Jobs, Job, Compare, Fleet and Growth as pages, JSON and CSV, rendered here; and the door for events that are sent.
+Names of jobs, nodes and stages are input: templates escape all, and the content security policy allows this server's
+own script and nothing else. Who may read is decided by `bootseer.profile.web.access`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bootseer.profile import card, chart, compare, fleet, growth, page, promethe
 from bootseer.profile.events import identity_text
 from bootseer.profile.index import Index, State, goes_on, key
 from bootseer.profile.starts import Start
-from bootseer.profile.web import figures
+from bootseer.profile.web import figures, inbox
 from bootseer.profile.web.access import Access
 from bootseer.units import one_line, parse_age
 
@@ -46,8 +46,8 @@ _BEAT = 15
 """Seconds after which a line says that nothing has changed, and shows whether anybody still listens."""
 
 
-def make(index: Index, access: Access) -> Starlette:
-    """The application."""
+def make(index: Index, access: Access, received: Path | None = None) -> Starlette:
+    """The application. ``received``: the folder for events that are sent here; None takes none."""
     pages = _Pages(index)
     routes = [
         Route("/", pages.jobs),
@@ -64,6 +64,8 @@ def make(index: Index, access: Access) -> Starlette:
         Route("/login", access.login, methods=["POST"]),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
     ]
+    if received is not None:
+        routes.append(Route("/events", inbox.Inbox(received).take, methods=["POST"]))
 
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
