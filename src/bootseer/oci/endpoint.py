@@ -169,8 +169,13 @@ class Endpoint:
                 return answer
             location = answer.headers["location"]
             _drain(answer)
-            there = onward(url, location)
-            if Origin.of(url).scheme == "https" and Origin.of(there).scheme != "https":
+            try:
+                there = onward(url, location)
+                scheme = Origin.of(there).scheme
+            except TransportError:
+                said = f"registry {self.registry} sends us on to an address that is not understood"
+                raise UnavailableError(said, hint="that is refused") from None
+            if Origin.of(url).scheme == "https" and scheme != "https":
                 raise UnavailableError(
                     f"registry {self.registry} sends us on to {place(there)} without TLS", hint="that is refused"
                 )

@@ -23,7 +23,7 @@ _PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
 
 
 class TransportError(Exception):
-    """No or half an answer; ``fresh`` when nothing was sent and another try would end alike: nobody is there."""
+    """No or half an answer; ``fresh`` when another try would end alike: nobody is there."""
 
     def __init__(self, why: str, *, fresh: bool = False) -> None:
         super().__init__(why)
@@ -65,9 +65,11 @@ class Origin(NamedTuple):
         try:
             parts = urlsplit(url)
             port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+            if not parts.hostname:  # the socket would take this machine
+                raise ValueError
         except (KeyError, ValueError):
-            raise TransportError("it names an address that is not understood") from None
-        return cls(parts.scheme, parts.hostname or "", port)
+            raise TransportError("it names an address that is not understood", fresh=True) from None
+        return cls(parts.scheme, parts.hostname, port)
 
 
 def number(text: str) -> int | None:
@@ -82,7 +84,7 @@ def onward(url: str, location: str) -> str:
         # Header bytes are read as Latin-1; servers put UTF-8 into them.
         return str(urljoin(url, quote(location.encode("latin-1", "replace"), safe=_PRINTABLE)))
     except ValueError:
-        raise TransportError("it sends us on to an address that is not understood") from None
+        raise TransportError("it sends us on to an address that is not understood", fresh=True) from None
 
 
 def secured(url: str, there: str) -> str:
