@@ -217,6 +217,14 @@ def test_members_and_frames_one_after_another(kind: str, size: int) -> None:
     assert b"".join(inflate(pieces(b"plain", size), "layer")) == b"plain"
 
 
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize("part", [b"one" * 1000, b""])
+def test_bytes_behind_a_gzip_stream_are_named(size: int, part: bytes) -> None:
+    assert b"".join(inflate(pieces(gzip.compress(part) + bytes(700), size), "layer")) == part
+    with pytest.raises(DataError, match="layer 7 is corrupt: bytes behind the gzip stream"):
+        list(inflate(pieces(gzip.compress(part) + b"0123456789", size), "layer 7"))
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_frames_that_are_skipped_may_come_first(size: int) -> None:
     """As pzstd writes: the sizes of its frames, before the first of them."""

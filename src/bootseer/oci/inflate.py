@@ -68,7 +68,8 @@ def _inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
         if "too much memory" in str(exc):
             hint = "compress it without --long, or with --long=27"
             raise DataError(f"{what} wants more than 128 MiB of memory from who decompresses it", hint=hint) from None
-        raise DataError(f"{what} is corrupt: {exc}") from None
+        behind = "Not a gzipped file" in str(exc)  # its own first bytes say that it is one
+        raise DataError(f"{what} is corrupt: {'bytes behind the gzip stream' if behind else exc}") from None
 
 
 def _pieces(reader: BinaryIO) -> Iterator[bytes]:
