@@ -274,7 +274,20 @@ class TestLogins:
             oci.open_image(f"{locked.address}/x:v1")
         assert PASSWORD not in str(caught.value)
 
-    @pytest.mark.parametrize("failing", ["provider", "odd answer", "helper", "missing helper"])
+    @pytest.mark.parametrize(
+        "failing",
+        [
+            "provider",
+            "odd answer",
+            "open program",
+            "no name",
+            "bad file",
+            "open file",
+            "helper",
+            "no helper",
+            "odd helper",
+        ],
+    )
     def test_one_that_fails_does_not_hide_another(
         self, locked: DockerRegistry, no_logins: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
         caplog: pytest.LogCaptureFixture, failing: str,
@@ -284,20 +297,27 @@ class TestLogins:
         version, auth = "credentialprovider.kubelet.k8s.io/v1", {"username": USER, "password": PASSWORD}
         answer = {"kind": "CredentialProviderResponse", "apiVersion": version}
         good, odd = (json.dumps({**answer, "auth": found}) for found in ({locked.address: auth}, ["odd"]))
-        bad = {"provider": "exit 1", "odd answer": f"echo '{odd}'"}.get(failing)
-        if bad:
-            names = ("bad", "good")
-            for name, script in zip(names, (bad, f"echo '{good}'"), strict=True):
+        if failing not in ("helper", "none", "odd helper"):
+            (folder := tmp_path / "providers.d").mkdir()
+            for name, script in (
+                ("bad", f"echo '{odd}'" if "odd" in failing else "exit 1"),
+                ("good", f"echo '{good}'"),
+            ):
                 (no_logins / name).write_text(f"#!/bin/sh\n{script}\n")
-                (no_logins / name).chmod(0o755)
-            each = [{"name": name, "apiVersion": version, "matchImages": [locked.address]} for name in names]
-            (no_logins / "kubelet.json").write_text(json.dumps({"providers": each}))
+                (no_logins / name).chmod(0o777 if (name, failing) == ("bad", "open program") else 0o755)
+                said = "../bad" if (name, failing) == ("bad", "no name") else name
+                each = {"name": said, "apiVersion": version, "matchImages": [locked.address]}
+                (folder / f"{name}.json").write_text(json.dumps({"providers": [each]}))
+            if failing == "bad file":
+                (folder / "bad.json").write_text("[")
+            (folder / "bad.json").chmod(0o666 if failing == "open file" else 0o644)
             (no_logins / "config.json").unlink()
-            monkeypatch.setenv("BOOTSEER_CREDENTIAL_PROVIDERS", f"{no_logins}/kubelet.json:{no_logins}")
+            monkeypatch.setenv("BOOTSEER_CREDENTIAL_PROVIDERS", f"{folder}:{no_logins}")
         else:
             if failing == "helper":
                 helper(no_logins, "odd", "exit 3")
-            (other := tmp_path / "auth.json").write_text(json.dumps({"credHelpers": {locked.address: "odd"}}))
+            named = "../odd" if failing == "odd helper" else "odd"
+            (other := tmp_path / "auth.json").write_text(json.dumps({"credHelpers": {locked.address: named}}))
             monkeypatch.setenv("REGISTRY_AUTH_FILE", str(other))
         with client(locked.address) as registry:
             assert registry.manifest("v1")[0]

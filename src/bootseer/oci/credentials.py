@@ -88,14 +88,14 @@ def given(text: str) -> Logins:
 def find(registry: str, name: str = "", logins: Logins | None = None) -> Credential | None:
     """The login for ``registry`` (``host[:port]``), most specific first when logins name parts of ``name`` too, in
     ``logins`` (None: those of this machine). None when there is none: the registry is then asked anonymously. A file
-    that is not understood is passed over with a warning. Raises `UnsupportedError` or `UnavailableError` when a
-    helper or provider is missing or fails, and nothing else has a login."""
+    that is not understood is passed over with a warning. Raises `UnsupportedError`, `UnavailableError` or `ConfigError`
+    when a helper or provider is missing, fails or is set up wrongly, and nothing else has a login."""
     failed: BootseerError | None = None
     for place, found in _of_this_machine(registry, name) if logins is None else [("the given logins", logins)]:
         try:
             if credential := _in(found, place, registry, name):
                 return credential
-        except (UnavailableError, UnsupportedError) as exc:
+        except BootseerError as exc:
             failed = failed or _passed_over(exc)
     if failed is not None:
         raise failed
@@ -125,12 +125,12 @@ def _of_this_machine(registry: str, name: str) -> Iterator[tuple[str, Logins]]:
 
 
 def _of_providers(registry: str, name: str) -> Iterator[tuple[str, Logins]]:
-    """Raises `UnavailableError` after the last of them when one has failed."""
+    """Raises the first error, after the last of them, when some have failed."""
     failed: BootseerError | None = None
     for place, ask in providers.fitting(settings.load().credential_providers, registry, name):
         try:
             found = Logins(auths=json_as(ask() or b"{}", dict[str, Login]))
-        except UnavailableError as exc:
+        except BootseerError as exc:
             failed = failed or _passed_over(exc)
         except ValueError:  # whose message may quote it
             failed = failed or _passed_over(UnavailableError(f"{place} answered something else than logins"))

@@ -4,6 +4,7 @@ asks uses the answer for as long as the registry takes it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -81,31 +82,54 @@ def _fits(pattern: str, part: str) -> bool:
 def fitting(setting: str, registry: str, name: str) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Of each provider that `Config.credential_providers` names and that is for this repository, what to call it and
     who asks it for its logins: a JSON object like ``auths`` of docker's config.json, empty for none. Raises
-    `ConfigError`; who asks, `UnavailableError` for a provider that fails."""
+    `ConfigError`; who asks, `UnavailableError` for a provider that fails, `ConfigError` for one, or a file of them,
+    that is set up wrongly."""
     if not setting:
         return
     file, colon, folder = setting.partition(":")
     if not colon or not os.path.isabs(folder):
         raise ConfigError(f"credential_providers = {setting!r} names no whole folder", hint="write /FILE:/FOLDER")
-    for one in _read(Path(file)):
-        if not any(is_in(pattern, registry, name) for pattern in one.match_images):
+    for path in _files(Path(file)):
+        try:
+            found = _read(path)
+        except ConfigError as exc:  # the other files may have a login
+            yield str(path), partial(_refuse, exc)
             continue
-        if one.token_attributes is not None:
-            log.warning("credential provider %s wants the token of a pod, and is not asked", one.name)
-        else:
-            yield f"credential provider {one.name}", partial(_ask, Path(folder), one, f"{registry}/{name}")
+        for one in found:
+            if not any(is_in(pattern, registry, name) for pattern in one.match_images):
+                continue
+            if one.token_attributes is not None:
+                log.warning("credential provider %s wants the token of a pod, and is not asked", one.name)
+            else:
+                yield f"credential provider {one.name}", partial(_ask, Path(folder), one, f"{registry}/{name}")
 
 
-def _read(path: Path) -> Iterator[_Provider]:
-    """Those in a file, or in all of a folder. Programs run as it says, so that nobody else may change it."""
+def _refuse(exc: ConfigError) -> bytes:
+    raise exc
+
+
+def _files(path: Path) -> list[Path]:
+    found: list[Path] = []
+    with _understood(path):
+        found = sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES) if path.is_dir() else [path]
+    return found
+
+
+def _read(path: Path) -> list[_Provider]:
+    """Programs run as the file says, so that nobody else may change it."""
+    found: list[_Provider] = []
+    with _understood(path):
+        text, owner = document_and_owner(path)
+        if owner.st_uid not in (0, os.geteuid()) or owner.st_mode & 0o022:
+            raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
+        found = (json_as(text, _Providers) if path.suffix == ".json" else yaml_as(text, _Providers)).providers
+    return found
+
+
+@contextlib.contextmanager
+def _understood(path: Path) -> Iterator[None]:
     try:
-        paths = sorted(one for one in path.iterdir() if one.suffix in _SUFFIXES) if path.is_dir() else [path]
-        for path in paths:
-            text, owner = document_and_owner(path)
-            if owner.st_uid not in (0, os.geteuid()) or owner.st_mode & 0o022:
-                raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
-            found = json_as(text, _Providers) if path.suffix == ".json" else yaml_as(text, _Providers)
-            yield from found.providers
+        yield
     except ImportError:
         raise ConfigError(f"{path} is YAML, for which PyYAML is missing", hint="pip install pyyaml") from None
     except PermissionError:  # for root and the kubelet alone
