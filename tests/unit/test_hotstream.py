@@ -478,6 +478,30 @@ def test_a_hot_list_that_comes_later_does_not_replace_a_stream_that_was_left(rig
     assert rig.right(rig.order + more)
 
 
+def test_who_waits_for_the_end_of_the_stream_is_not_woken_by_its_parts(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: a look, under the lock that all take, for each part that came."""
+    short_ranges(monkeypatch, 20_000)
+    monkeypatch.setattr("bootseer.blocks.fetch.workers._PART", 4096)
+    opened, looks, waiter = rig.open(), [0], threading.current_thread()
+
+    class Counted(HotStream):
+        @property
+        def under_way(self) -> bool:
+            looks[0] += threading.current_thread() is waiter
+            return super().under_way
+
+    def stream() -> HotStream:
+        return Counted(opened.pack.blocks, opened.pack.lengths, opened.pack.base, opened.source, opened.pack.per_frame)
+
+    fetcher = rig.fetcher(streams=2)
+    fetcher.stream(stream())
+    assert fetcher.streamed(20)
+    assert rig.right(rig.order)
+    assert looks[0] <= 3 < len(opened.pack.lengths)
+
+
 class Dripping(FlakyStore):
     """Gives the hot pack piece by piece: after ``let`` of them it waits, and then fails where it is told to."""
 

@@ -83,7 +83,8 @@ class Fetcher:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)  # a thread may find a batch
-        self._work_done = threading.Condition(self._lock)  # blocks have come, or perhaps nothing is left to do
+        self._came = threading.Condition(self._lock)  # blocks have come
+        self._work_done = threading.Condition(self._lock)  # the stream has ended, and perhaps all
         self._writer = CacheWriter(cache, self._finish, self._note_full, make_room, allow)
         self._threads = Threads(self._work, streams)
         self._clock = threading.Thread(target=self._tick, name="fetch-clock", daemon=True)
@@ -166,7 +167,7 @@ class Fetcher:
 
     def streamed(self, timeout: float) -> bool:
         """Wait until the hot stream has ended, or was left; False when that takes longer than ``timeout`` seconds."""
-        return self.until(lambda: not self._order.streaming, timeout)
+        return self._wait(self._work_done, lambda: not self._order.streaming, timeout)
 
     def background(self) -> None:
         """Fetch everything else when nothing more urgent is wanted."""
@@ -182,13 +183,16 @@ class Fetcher:
 
     def wait(self, timeout: float) -> bool:
         """Wait until nothing is queued or in flight; False when that takes longer than ``timeout`` seconds."""
-        return self.until(lambda: self._idle, timeout)
+        return self._wait(self._work_done, lambda: self._idle, timeout)
 
     def until(self, so: Callable[[], bool], timeout: float) -> bool:
         """Wait until it is ``so``, which is asked under the lock when blocks have come, or nobody waits any more; False
         when that takes longer than ``timeout`` seconds."""
+        return self._wait(self._came, so, timeout)
+
+    def _wait(self, told: threading.Condition, so: Callable[[], bool], timeout: float) -> bool:
         with self._lock:
-            return self._work_done.wait_for(lambda: self._closing.is_set() or so(), timeout)
+            return told.wait_for(lambda: self._closing.is_set() or so(), timeout)
 
     @property
     def closed(self) -> bool:
@@ -206,8 +210,8 @@ class Fetcher:
             unanswered = list(self._waiting.requests)
             for request in unanswered:
                 self._waiting.settle(request, UnavailableError("the block server is stopping"))
-            self._work_came.notify_all()
-            self._work_done.notify_all()
+            for told in (self._work_came, self._work_done, self._came):
+                told.notify_all()
         for request in unanswered:
             request.answer()
         until = time.monotonic() + timeout
@@ -233,7 +237,7 @@ class Fetcher:
             return None
         now = time.monotonic()
         if (batch := self._order.take(self._watch.flying(), now)) is None:
-            self._work_done.notify_all()
+            self._tell_done()
             return None
         flight = Flight(batch, self._order.stream if batch.pack == STREAM else None, now, self._watch.brought)
         if not self._watch.flights:
@@ -242,6 +246,11 @@ class Fetcher:
         if self._queue.demanded:
             self._work_came.notify()
         return flight
+
+    def _tell_done(self) -> None:
+        """Under the lock: who waits for the end of the hot stream, or of all, looks whether that is now."""
+        if not self._order.streaming:
+            self._work_done.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -253,7 +262,7 @@ class Fetcher:
             self._fly(flight)
             with self._lock:
                 self._watch.flights.discard(flight)
-                self._work_done.notify_all()
+                self._tell_done()
                 if flight.abandoned and not self._threads.returned():
                     return
 
@@ -312,7 +321,7 @@ class Fetcher:
         flight.abandoned = True
         self._watch.flights.discard(flight)
         self._threads.stuck()
-        self._work_done.notify_all()
+        self._tell_done()
 
     # -- one flight ------------------------------------------------------------------------------------------------
 
@@ -472,7 +481,7 @@ class Fetcher:
                 settled += self._waiting.came(block, data, error)
             if settled:
                 self._order.demanded_at = time.monotonic()
-            self._work_done.notify_all()
+            self._came.notify_all()
         for request in settled:
             request.answer()
 
