@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -118,6 +119,18 @@ def test_after_two_nodes_that_fail_each_tries_it(site: Site) -> None:
     first.send_signal(signal.SIGCONT)
     assert said(first) == ["65 here"]
     assert said(others) == ["65 here"] * 3
+
+
+@pytest.mark.parametrize(("wait", "most"), [(None, math.inf), (5.0, 10.0)])
+def test_a_start_behind_a_conversion_waits_a_while_for_the_prediction(
+    site: Site, monkeypatch: pytest.MonkeyPatch, wait: float | None, most: float
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(
+        "bootseer.image.conversion.predict_profiles", lambda *_, seconds, **__: asked.append(seconds) or ""
+    )
+    assert image.ensure(site.ref, site.store.url, work_dir=site.place / "w", wait=wait).fresh
+    assert asked == [most]
 
 
 def test_a_start_converts_nothing_that_it_would_refuse(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.errors import UnavailableError
 from bootseer.objects.folder import FolderStore
+from support.stores import RateLimitedStore
 
 JOB = ProfileKey("train")
 BLOCK = 4
@@ -245,6 +247,23 @@ def test_without_the_blocks_in_time_there_is_a_trace_alone(tmp_path: Path, monke
     assert kin.predict() == kin.old
     assert library.has_traces(kin.store, JOB.prefix(kin.new))
     assert library.newest_pack(kin.store, JOB.prefix(kin.new), kin.after) is None
+
+
+def test_a_start_does_not_wait_for_a_slow_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Red before: what was foretold took as long as the store, however long that was."""
+    kin = Kin(tmp_path)
+    kin.more_jobs(20)
+    slow = RateLimitedStore(kin.store, rate=1e6, latency=0.05)
+    monkeypatch.setattr("bootseer.blocks.fetch.predict.START_SECONDS", 0.5)
+    began = time.monotonic()
+    assert predict_profiles(slow, kin.new, [kin.old], work=kin.work, seconds=0.5) == ""
+    assert predict_blocks(slow, kin.new, [kin.old], ProfileKey("never seen"), cache_dir=tmp_path / "cache") == []
+    assert time.monotonic() - began < 2
+    assert not library.has_traces(kin.store, f"profiles/{kin.new}")
+    assert caplog.text.count("it takes longer than 0.5 s") == 2
+    assert predict_profiles(slow, kin.new, [kin.old], work=kin.work) == kin.old
 
 
 def test_starts_that_read_more_than_can_be_held_foretell_nothing(

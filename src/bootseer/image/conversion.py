@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import stat
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer import erofs, faults, oci
-from bootseer.blocks.fetch.predict import predict_profiles
+from bootseer.blocks.fetch.predict import START_SECONDS, predict_profiles
 from bootseer.blocks.publish.dedup import MAX_TREES, KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
@@ -103,7 +104,8 @@ def ensure(
                     if not records.save(store, result, overwrite=repair, old=useless, key=key):
                         log.info("another conversion of %s was first", image.ref)
                         return Ensured(records.load(store, image.digest, image.platform, keys), False)
-                predict_profiles(store, result.tree, kin, work=work, subject=image.descriptor)
+                seconds = math.inf if wait is None else START_SECONDS  # a start goes on behind this
+                predict_profiles(store, result.tree, kin, work=work, subject=image.descriptor, seconds=seconds)
             return Ensured(result, True)
 
         turn = lease.Turn()

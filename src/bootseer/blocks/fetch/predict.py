@@ -7,10 +7,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,6 +51,8 @@ _LISTED = _READ * library.LOOKED_AT
 """Objects among which they are looked for."""
 _STARTS = 3
 """Starts of each that count, the newest: as many as say something new."""
+START_SECONDS = 10.0
+"""That a start waits for what is foretold of it, or goes by it: without it has most of its blocks by then."""
 _LARGER = 8
 """Times its own metadata that a tree reads of its kin at most: whoever writes to the store may make himself kin."""
 
@@ -61,13 +64,16 @@ def predict_profiles(
     *,
     work: Path,
     subject: Descriptor | None = None,
+    seconds: float = math.inf,
 ) -> str:
     """Give the tree ``digest`` the profiles of the first tree of ``kin``, the nearest first, whose starts touched files
     that it has, too. Returns that tree's digest; empty: there is none, or profiles of ``digest`` are there already.
     ``subject``: the image whose tree it is; a registry keeps what is published with it. ``work``: a folder with space
-    for the metadata of both and for the hot blocks. Trouble is a line in the log."""
+    for the metadata of both and for the hot blocks. What takes longer than ``seconds`` is left, but for the request
+    that is under way; trouble is a line in the log."""
+    in_time = _limit(seconds)
     with _as_advice(digest), store.batch(subject=subject):
-        found = _foretold(store, digest, kin, work)
+        found = _foretold(store, digest, kin, work, in_time)
         if found is not None:
             _publish(store, found, work)
             return found.other
@@ -77,12 +83,25 @@ def predict_profiles(
 def predict_blocks(store: Store, digest: str, kin: Iterable[str], key: ProfileKey, *, cache_dir: Path) -> list[int]:
     """The blocks that a start of the tree ``digest`` by ``key`` is likely to touch, in order, as `predict_profiles`
     foretells them now: for a start that has no profile. Nothing is published, as that start is recorded itself; trouble
-    is a line in the log."""
+    is a line in the log, as is what takes longer than `START_SECONDS`."""
+    in_time = _limit(START_SECONDS)
     with _as_advice(digest):
-        found = _foretold(store, digest, kin, cache_dir, key.folder)
+        found = _foretold(store, digest, kin, cache_dir, in_time, key.folder)
+        in_time()
         if found is not None:
             return merge(list(found.traces.values()), found.tree.map)
     return []
+
+
+def _limit(seconds: float) -> Callable[[], None]:
+    """Raises `UnavailableError` when it is called after so many ``seconds``."""
+    until = time.monotonic() + seconds
+
+    def look() -> None:
+        if time.monotonic() > until:
+            raise UnavailableError(f"it takes longer than {seconds:g} s")
+
+    return look
 
 
 @contextlib.contextmanager
@@ -96,14 +115,17 @@ def _as_advice(digest: str) -> Iterator[None]:
 
 
 class _Foretold(NamedTuple):
-    """A tree, the one it is foretold from, and a trace by job."""
+    """A tree, the one it is foretold from, a trace by job, and what raises when it is late."""
 
     tree: LocalTree
     other: str
     traces: dict[str, Trace]
+    in_time: Callable[[], None]
 
 
-def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, own: str = "") -> _Foretold | None:
+def _foretold(
+    store: Store, digest: str, kin: Iterable[str], work: Path, in_time: Callable[[], None], own: str = ""
+) -> _Foretold | None:
     """From the first tree of ``kin`` that is near enough; of that the profile ``own`` alone, if it has that."""
     if library.has_traces(store, f"profiles/{digest}"):
         return None
@@ -111,19 +133,21 @@ def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, own: st
     some = itertools.islice((one for one in kin if one != digest), MAX_TREES)
     near = (one for one in some if library.has_traces(store, f"profiles/{one}"))
     for other in itertools.islice(near, _TRIED):
+        in_time()
         tree = tree or localize(store, digest, work)
         if localize_manifest(store, other, work).manifest.meta.size > _LARGER * tree.manifest.meta.size:
             log.info("tree %s has too much metadata to foretell starts of tree %s", other[:12], digest[:12])
             continue
+        in_time()
         old = localize(store, other, work)
         new_side = Side(digest, tree.map, layout_of(tree.meta))
-        if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side, own):
+        if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side, own, in_time):
             log.info("%d profiles of tree %s predicted from tree %s", len(found), digest[:12], other[:12])
-            return _Foretold(tree, other, found)
+            return _Foretold(tree, other, found, in_time)
     return None
 
 
-def _predictions(store: Store, old: Side, new: Side, own: str) -> dict[str, Trace]:
+def _predictions(store: Store, old: Side, new: Side, own: str, in_time: Callable[[], None]) -> dict[str, Trace]:
     """The predicted trace of the job ``own`` of ``old``; without such a profile those of the jobs that were started
     last, as far as they are near enough and unlike those before: who has none takes what another has. A start does not
     wait for more than `_JOBS`."""
@@ -134,6 +158,7 @@ def _predictions(store: Store, old: Side, new: Side, own: str) -> dict[str, Trac
             jobs[parts[2]] = max(info.mtime, jobs.get(parts[2], 0.0))
     began, found, unlike = int(time.time()), dict[str, Trace](), list[set[int]]()
     for job in sorted(jobs, key=lambda job: -jobs[job])[: _JOBS if own else _READ]:
+        in_time()
         known = [
             trace
             for trace in library.load_own(store, old.tree, ProfileKey(job), old.map.size)
@@ -160,19 +185,21 @@ def _publish(store: Store, found: _Foretold, work: Path) -> None:
         log.info("no hot pack is made of the prediction: it has %d blocks", len(needed))
     else:
         with logged(log.warning, "no hot pack is made of the prediction", kinds=(UnavailableError, FullError)):
-            _packs(store, tree, traces, needed, work)
+            _packs(store, found, needed, work)
     for job, trace in traces.items():
         raw = trace.encode()
         store.put(f"{ProfileKey(job).prefix(tree.digest)}/{hashing.hexdigest(raw)}.trace", raw)
 
 
-def _packs(store: Store, tree: LocalTree, traces: dict[str, Trace], needed: Sequence[int], work: Path) -> None:
+def _packs(store: Store, found: _Foretold, needed: Sequence[int], work: Path) -> None:
+    tree = found.tree
     target = Target(tree.digest, tree.map_digest.hex(), tree.map)
     with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
-        if not fetch_all(store, cache, needed):
+        if not fetch_all(store, cache, needed, progress=lambda *_: found.in_time()):
             raise FullError(f"no space for the hot blocks of tree {tree.digest[:12]} in {work}")
         with contextlib.closing(cache.blocks_now()) as ready:
-            for job, trace in traces.items():
+            for job, trace in found.traces.items():
+                found.in_time()
                 _pack(store, ProfileKey(job).prefix(tree.digest), merge([trace], tree.map), ready, target, work)
 
 
