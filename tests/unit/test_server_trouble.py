@@ -6,6 +6,8 @@ import errno
 import os
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -76,6 +78,56 @@ def test_a_child_that_cannot_be_watched_is_none(monkeypatch: pytest.MonkeyPatch)
     assert Child("part", lambda: len(select.select([], [], [], 60))).dead
     with pytest.raises(ChildProcessError):
         os.waitpid(forked[0], os.WNOHANG)
+
+
+WITHOUT_PIDFDS = """
+import ctypes, errno, os, signal, struct, sys, time
+number = int(sys.argv[1])
+filter = struct.pack("HBBI" * 4, 0x20, 0, 0, 0, 0x15, 0, 1, 434, 6, 0, 0, 0x50000 | number, 6, 0, 0, 0x7FFF0000)
+held = ctypes.create_string_buffer(filter, len(filter))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", 4, ctypes.addressof(held)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert not libc.prctl(38, 1, 0, 0, 0)  # no new privileges
+assert not libc.prctl(22, 2, ctypes.byref(program))
+try:
+    os.pidfd_open(os.getpid())
+except OSError as exc:
+    assert exc.errno == number
+from bootseer.kernel.child import Child, ended, wait, watched
+from bootseer.oci import programs
+one = Child("part", lambda: time.sleep(1) or 3)
+assert not one.dead
+wait([one], 20)
+assert one.dead and one.code == 3
+one.kill()  # nobody
+two = Child("part", lambda: time.sleep(60))
+three = Child("part", lambda: time.sleep(60))
+adopted = Child.adopt("part", two.pid)
+adopted.terminate()
+wait([two], 20)
+assert two.dead and two.code == -signal.SIGTERM and not three.dead
+three.end()
+assert not os.path.exists(f"/proc/{three.pid}")
+assert Child.adopt("part", three.pid).dead
+assert programs.ask("it", ["sh", "-c", "sleep 0.2; cat; exit 4"], b"text", 20.0) == (4, b"text", b"")
+before = os.listdir("/proc/self/fd")
+for _ in range(20):
+    assert ended(fd := watched(os.fork() or os._exit(0)), 20)
+    os.close(fd)
+until = time.monotonic() + 20
+while len(os.listdir("/proc/self/fd")) > len(before):
+    assert time.monotonic() < until
+print("all")
+"""
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
+def test_children_are_watched_where_seccomp_refuses_pidfds(number: int) -> None:
+    """As container runtimes did that knew no pidfds."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PIDFDS, str(number)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("all\n", "")
 
 
 def test_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ stopped does not end, so it counts up a cell of shared memory while it runs, its
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 _SHORTEST_PAUSE = 0.02
 _LONGEST_PAUSE = 5.0
 BEAT_SECONDS = 0.5
+_LOOK_SECONDS = 0.05
 _LONGEST_STEP = 1.5
 _MASK = (1 << 64) - 1
 
@@ -57,7 +59,7 @@ class Child:
                 logging.shutdown()
                 os._exit(code)
         try:
-            self._pidfd = os.pidfd_open(pid)
+            self._pidfd = watched(pid)
         except OSError as exc:
             log.error("cannot watch the %s, killing it: %s", name, exc)
             os.kill(pid, signal.SIGKILL)
@@ -73,7 +75,7 @@ class Child:
         self._pidfd, self._status = -1, None
         if pid:
             with contextlib.suppress(ProcessLookupError):
-                self._pidfd = os.pidfd_open(pid)
+                self._pidfd = watched(pid)
                 if os.getpgid(pid) != os.getpgid(0):
                     self.forget()
         return self
@@ -128,8 +130,12 @@ class Child:
 
     def _signal(self, number: int) -> None:
         if self._pidfd >= 0:
-            with contextlib.suppress(OSError):
+            try:
                 signal.pidfd_send_signal(self._pidfd, number)
+            except OSError:
+                if not self.dead:  # no pidfd: see `watched`
+                    with contextlib.suppress(OSError):
+                        os.kill(self.pid, number)
 
     def end(self) -> None:
         """Kill it and see that it is gone."""
@@ -143,6 +149,29 @@ class Child:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def watched(pid: int) -> int:
+    """A descriptor that is readable once process ``pid`` has ended, to be closed: a pidfd. Where seccomp refuses those,
+    as older container runtimes do, a thread looks 20 times a second and writes to a pipe. Raises `OSError`."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as exc:
+        if exc.errno not in (errno.EPERM, errno.ENOSYS):
+            raise
+    if not (began := born(pid)):
+        os.kill(pid, 0)
+    read, write = os.pipe()
+
+    def look() -> None:
+        while began and born(pid) == began:
+            time.sleep(_LOOK_SECONDS)
+        with contextlib.suppress(OSError):  # nobody waits any more
+            os.write(write, b"-")
+        os.close(write)
+
+    threading.Thread(target=look, name="watched", daemon=True).start()
+    return read
 
 
 def wait(children: Iterable[Child], seconds: float | None, *fds: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.closing import descriptor
 from bootseer.errors import UnavailableError
+from bootseer.kernel.child import watched
 
 _MOST = 1 << 20
 """Bytes of an answer."""
@@ -42,7 +43,7 @@ def _answer(what: str, process: subprocess.Popen[bytes], text: bytes, until: flo
         file.write(text)
     out, said = process.stdout.fileno(), process.stderr.fileno()
     answer, waiting = {out: b"", said: b""}, select.poll()
-    with descriptor(os.pidfd_open(process.pid)) as ended:
+    with descriptor(watched(process.pid)) as ended:
         for fd in (ended, out, said):  # so looked at in this order: who has ended has said all
             waiting.register(fd, select.POLLIN)
         while (ready := {fd for fd, _ in waiting.poll(max(0.0, until - time.monotonic()) * 1000)}) != {ended}:

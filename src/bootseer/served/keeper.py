@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from bootseer.errors import logged
-from bootseer.kernel.child import Child, Watch, ended, keep_beating
+from bootseer.kernel.child import Child, Watch, ended, keep_beating, watched
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Heir:
     def _watch(self, pid: int) -> None:
         self._pid = pid
         with contextlib.suppress(ProcessLookupError):
-            self._fd = os.pidfd_open(pid)
+            self._fd = watched(pid)
 
     def register(self, poll: select.poll) -> float | None:
         """Have ``poll`` end with the supervisor, or in so many milliseconds."""
