@@ -23,6 +23,7 @@ from bootseer.objects import artifact
 from bootseer.oci import endpoint, spec
 from bootseer.oci.registry import Registry
 from bootseer.oci.transport import Transport, TransportError
+from support import lazy
 from support.waits import together
 
 BLOB = bytes(range(256)) * 40
@@ -176,6 +177,19 @@ def test_broken_answers_are_errors_of_ours(answer: bytes, caplog: pytest.LogCapt
     present = answer.startswith(b"HTTP/1.1 206")  # to HEAD, with the name of a blob: nothing is left to upload
     assert len(said) == len(calls) - present
     assert "SECRETSIG" not in caplog.text + "".join(said)
+
+
+@pytest.mark.parametrize(
+    "there",
+    ["file:///etc/passwd", "ftp://x/y", "data:,x", "http://[::1/x", "https:///x", "http://x:99999/y", "mailto:x"],
+)
+def test_a_redirect_to_no_web_address_is_refused_at_once(there: str) -> None:
+    """Red before: tried again four times, as an outage, for 8.8 s."""
+    for ask in (lambda client: client.manifest("x"), lambda client: b"".join(client.blob(ITEM))):
+        with Server(lambda *_: reply(307, Location=there)) as server, server.client() as client:
+            with pytest.raises(UnavailableError, match="not understood; that is refused"):
+                ask(client)
+            assert len(server.seen) == 1
 
 
 def test_a_location_in_utf_8_is_followed() -> None:
@@ -567,7 +581,28 @@ def test_a_few_traces_of_many_cost_a_few_requests_and_once(caplog: pytest.LogCap
         before = len(server.seen)
         assert list(store.list(f"profiles/{'a' * 64}")) == found
         assert store.stat(found[5].key) == found[5]
-        assert len(server.seen) == before + 2  # the tags, and the bad one
+        assert len(server.seen) == before + 1  # the bad one: the tags were listed just now
+        store.close()  # type: ignore[attr-defined]
+
+
+def test_a_start_without_a_profile_lists_the_tags_once(tmp_path: Path) -> None:
+    """Red before: eight times, as each folder of the store that it looked into was listed."""
+    from bootseer.blocks.fetch import predict, prefetch
+    from bootseer.blocks.profiles.library import ProfileKey, Target
+    from bootseer.objects import open_store
+
+    tree, others, tags = "a" * 64, ["b" * 64, "c" * 64], [artifact.tag_of("images/x.json"), "v1"]
+    blocks = lazy.make(tmp_path, b"x" * 4096).map
+
+    def answer(line: str, headers: dict[str, str], number: int) -> bytes:
+        return reply(200, json.dumps({"tags": tags}).encode()) if "/tags/" in line else reply(404)
+
+    with Server(answer) as server:
+        store = open_store(f"registry+http://{server.address}/a/b")
+        key, target = ProfileKey("x"), Target(tree, "d" * 64, blocks)
+        assert prefetch.begin(None, store, key, target) == prefetch.Plan()  # type: ignore[arg-type]
+        assert predict.predict_blocks(store, tree, others, key, cache_dir=Path("/nowhere")) == []
+        assert [line.split()[1] for line, _ in server.seen] == ["/v2/a/b/tags/list?n=1000"]
         store.close()  # type: ignore[attr-defined]
 
 

@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,6 +41,8 @@ _SCHEMES: dict[str, bool | None] = {"registry": None, "registry+http": True, "re
 _LOOKERS = 8
 _REMEMBERED = 100_000
 """Objects that are remembered at most; then all are forgotten."""
+_LISTED = 1.0
+"""Seconds for which a list of tags is good: a start asks for several folders of it, one after another."""
 
 
 class _Batch:
@@ -72,6 +75,7 @@ class RegistryStore(Store):
         self._known: dict[str, Item] = {}
         self._known_tags: dict[str, str] = {}  # the key of each
         self._referred: dict[str, dict[str, Item]] = {}
+        self._listed: tuple[list[str], float] = ([], 0.0)
         self._batch: _Batch | None = None
         self._has_config = False
 
@@ -155,7 +159,7 @@ class RegistryStore(Store):
         """A request per object that was not seen before, ``_LOOKERS`` at a time and ahead."""
         below = clean(prefix)
         start = artifact.tag_prefix(below)
-        tags = list(dict.fromkeys(tag for tag in self._registry.tags() if tag.startswith(start)))
+        tags = list(dict.fromkeys(tag for tag in self._tags() if tag.startswith(start)))
         seen, rest = set(tags), iter(tags)
         with ThreadPoolExecutor(_LOOKERS, thread_name_prefix="registry-list") as pool:
             while some := list(itertools.islice(rest, _LOOKERS)):
@@ -167,6 +171,17 @@ class RegistryStore(Store):
                 # With a tag it was there already, or is deleted.
                 if artifact.tag_of(key) not in seen and (not below or key.startswith(below + "/")):
                     yield ObjectInfo(key, item.size)
+
+    def _tags(self) -> Sequence[str]:
+        """The tags of `artifact.TAG`; those of others are no object's."""
+        with self._lock:
+            before = tags, until = self._listed
+        if time.monotonic() >= until:
+            tags = [tag for tag in self._registry.tags() if tag.startswith(artifact.tag_prefix(""))]
+            with self._lock:
+                if self._listed is before:  # nothing was written here meanwhile
+                    self._listed = tags, time.monotonic() + (_LISTED if len(tags) <= _REMEMBERED else 0.0)
+        return tags
 
     def _tagged(self, tag: str) -> tuple[str, Item] | None:
         """Key and blob of the object with this tag; None when it is deleted, or not understood."""
@@ -198,6 +213,7 @@ class RegistryStore(Store):
 
     def _forget(self, key: str) -> None:
         with self._lock:
+            self._listed = [], 0.0
             self._referred.clear()
             self._known.pop(key, None)
             self._known_tags.pop(artifact.tag_of(key), None)
