@@ -142,11 +142,7 @@ class Safetensors:
         from safetensors.torch import save, save_file
 
         state = {"w": torch.from_numpy(w)}
-        if place.way == "ours":
-            from bootseer.torch import save_safetensors
-
-            save_safetensors(state, place.at(f"step-{step}"))
-        elif place.url:
+        if place.url:
             with place.open(f"step-{step}", "wb") as out:
                 out.write(save(state))
         else:
@@ -158,10 +154,6 @@ class Safetensors:
 
         if not (step := place.newest_file()):
             return None
-        if place.way == "ours":
-            from bootseer.torch import load_safetensors
-
-            return step, load_safetensors(place.at(f"step-{step}"))["w"].numpy()
         if place.url:
             with place.open(f"step-{step}", "rb") as file:
                 return step, load(file.read())["w"].numpy()
