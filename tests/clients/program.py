@@ -142,7 +142,11 @@ class Safetensors:
         from safetensors.torch import save, save_file
 
         state = {"w": torch.from_numpy(w)}
-        if place.url:
+        if place.way == "ours":
+            from bootseer.torch import save_safetensors
+
+            save_safetensors(state, place.at(f"step-{step}"))
+        elif place.url:
             with place.open(f"step-{step}", "wb") as out:
                 out.write(save(state))
         else:
@@ -154,6 +158,10 @@ class Safetensors:
 
         if not (step := place.newest_file()):
             return None
+        if place.way == "ours":
+            from bootseer.torch import load_safetensors
+
+            return step, load_safetensors(place.at(f"step-{step}"))["w"].numpy()
         if place.url:
             with place.open(f"step-{step}", "rb") as file:
                 return step, load(file.read())["w"].numpy()

@@ -32,7 +32,7 @@ PLACES = devcache.folder("clients")
 WAYS = {
     "TorchSave": ("mount", "url", "ours"),
     "Dcp": ("mount", "url", "ours"),
-    "Safetensors": ("mount", "url"),
+    "Safetensors": ("mount", "url", "ours"),
     "Pretrained": ("mount",),
     "trainer": ("mount",),
     "lightning": ("mount", "url"),

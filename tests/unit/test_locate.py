@@ -255,6 +255,9 @@ class TestDoors:
             lambda: bt.save({"a": 1}, cut),
             lambda: bt.save({"a": 1}, f"{cut}/"),
             lambda: bt.load(cut),
+            lambda: bt.save_safetensors({"a": torch.ones(1)}, cut),
+            lambda: bt.load_safetensors(cut),
+            lambda: bt.safe_open(cut),
             lambda: bt.StorageWriter(cut),
             lambda: bt.StorageReader(cut),
             lambda: bt.StorageReader("x").reset(cut),
@@ -279,9 +282,11 @@ def test_save_takes_what_load_takes(how, kind, tmp_path):
     base = how.format(tmp_path / "ck")
     bt.save({"a": 1}, kind(f"{base}/s.pt"))
     bt.save({"a": 2}, kind(f"{base}/step/") if kind is not pathlib.Path else f"{base}/step/")
+    bt.save_safetensors({"a": torch.ones(1)}, kind(f"{base}/m.safetensors"))
     dcp.save({"w": torch.ones(3)}, storage_writer=bt.StorageWriter(kind(f"{base}/dcp")))
     state = {"w": torch.zeros(3)}
     dcp.load(state, storage_reader=bt.StorageReader(kind(f"{base}/dcp")))
     assert bool(state["w"].all())
     assert (bt.load(kind(f"{base}/s.pt")), bt.load(kind(f"{base}/step"))) == ({"a": 1}, {"a": 2})
-    assert {"s.pt", "step", "dcp"} <= {entry.name for entry in (tmp_path / "ck").iterdir()}
+    assert bt.load_safetensors(kind(f"{base}/m.safetensors"))["a"].item() == 1
+    assert {"s.pt", "step", "m.safetensors", "dcp"} <= {entry.name for entry in (tmp_path / "ck").iterdir()}

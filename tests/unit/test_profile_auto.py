@@ -12,7 +12,9 @@ import pytest
 
 from bootseer.profile import auto, events
 from bootseer.profile.analysis import analyse
+from bootseer.profile.auto.__main__ import arguments
 
+AUTO = [sys.executable, "-m", "bootseer.profile.auto"]
 PACKAGE = Path(auto.__file__).parents[2]
 
 TORCH = {  # what the hooks know of torch, without its weight
@@ -140,8 +142,7 @@ def test_nothing_that_a_program_does_or_shows_changes(program, name, file):
     more = {"BOOTSEER_EVENTS": str(folder / file)} | ({"PYTHONPATH": str(site)} if name == "site" else {})
     plain = run([sys.executable, "train.py", "-x", "y"], cwd=folder, env=environ(**more))
     shutil.rmtree(folder / "torch/__pycache__", ignore_errors=True)
-    env = {**environ(**more), **auto.variables(more.get("PYTHONPATH", ""))}
-    hooked = run([sys.executable, "train.py", "-x", "y"], cwd=folder, env=env)
+    hooked = run([*AUTO, "train.py", "-x", "y"], cwd=folder, env=environ(**more))
     assert (hooked.returncode, hooked.stdout, hooked.stderr) == (plain.returncode, plain.stdout, plain.stderr)
     assert plain.stdout or plain.returncode
     if file == "e.jsonl" and "import torch" in PROGRAMS[name]:
@@ -162,6 +163,20 @@ def test_a_sitecustomize_that_fails_is_told_as_python_tells_it(program):
     assert (hooked.stdout, hooked.stderr) == (plain.stdout, plain.stderr)
 
 
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (["py", "-m", "bootseer.profile.auto"], []),
+        (["py", "-u", "-X", "dev", "-mbootseer.profile.auto"], ["-u", "-X", "dev"]),
+        (["py", "-OOum", "bootseer.profile.auto"], ["-OOu"]),
+        (["py", "-Wm", "-umbootseer.profile.auto"], ["-Wm", "-u"]),
+    ],
+)
+def test_options_of_the_interpreter_stay(given, options):
+    for program in (["train.py", "-m", "x"], ["-m", "bootseer.profile.auto"]):
+        assert arguments([*given, *program], program) == [sys.executable, *options, *program]
+
+
 def test_the_command_line(program):
     folder = program(
         "import sys, torch\nprint(sys.flags.optimize, sys.argv)\ntorch.load(sys.argv[0])\nimport torch.late"
@@ -178,6 +193,7 @@ def test_the_command_line(program):
     done = run([*cli, "sh", "-c", "kill -s PIPE $$"], env=environ())
     assert done.returncode == -13
     assert b"nothing is recorded" in done.stderr
+    assert run(AUTO, env=environ()).returncode == 2
 
 
 def test_the_files_are_for_python_3_8():
@@ -250,8 +266,8 @@ if __name__ == "__main__":
 def test_a_training_program_until_its_first_step(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     # workers of the loader are new interpreters, which import the program again: they are no ranks
-    more = {"BOOTSEER_EVENTS": str(tmp_path / "e.jsonl"), "CTX": "spawn", **auto.variables()}
-    done = run([sys.executable, "train.py"], cwd=tmp_path, env=environ(**more))
+    more = {"BOOTSEER_EVENTS": str(tmp_path / "e.jsonl"), "CTX": "spawn"}
+    done = run([*AUTO, "train.py"], cwd=tmp_path, env=environ(**more))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "left": [[], []],

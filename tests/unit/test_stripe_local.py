@@ -62,7 +62,7 @@ def _fsspec(url: str) -> object:
 
 
 WAYS: dict[str, Callable[[str], object]] = {
-    "torch.load": _torch, "DCP": _dcp, "fsspec": _fsspec
+    "torch.load": _torch, "DCP": _dcp, "safetensors": lambda url: bt.load_safetensors(url)["w"], "fsspec": _fsspec
 }  # fmt: skip
 
 
@@ -74,6 +74,7 @@ def url(node) -> str:
     fs = open_fs(url)
     (node / "run/step-1/COMMIT").unlink()
     bt.save({"w": WEIGHTS}, f"{url}/state.pt", **SHAPE)
+    bt.save_safetensors({"w": WEIGHTS}, f"{url}/model.safetensors", **SHAPE)
     fs.commit("")
     return url
 
@@ -209,9 +210,10 @@ def test_a_cache_that_is_shown_read_only_is_read(node, url, monkeypatch):
 
 FORK = """
 import os, sys, time
-from bootseer.fsspecfs.filesystem import StripeFileSystem
-file = StripeFileSystem(url=sys.argv[1]).open("/state.pt")
-data = file.read()
+from bootseer import torch as bt
+from bootseer.stripefs import local
+file = bt.safe_open(sys.argv[1])
+tensor = file.get_tensor("w")
 if not (child := os.fork()):
     os.close(1)  # the parent's end is seen by the reader of its output
     time.sleep(600)
@@ -227,7 +229,7 @@ def test_a_forked_child_keeps_no_folder_owned(node, url):
         try:
             assert process.returncode == 0
             cache = local.node_cache()
-            with open_fs(url).open("state.pt") as file:
+            with open_fs(url).open("model.safetensors") as file:
                 mine = cache.open(file)
                 assert mine._own is not None
                 mine.close()
@@ -240,14 +242,13 @@ def test_what_a_job_reads_by_url_is_noted(node, url, monkeypatch):
     events.parent.mkdir()
     monkeypatch.setenv("BOOTSEER_EVENTS", str(events))
     monkeypatch.setenv(VARIABLE, url)
-    fs = fsspec.filesystem("bsx", url=url, skip_instance_cache=True)
-    assert len(fs.cat_file("/state.pt", 3 * UNIT + 5, 3 * UNIT + 15)) == 10
-    fs.load.tell()
+    with bt.safe_open(url) as file:
+        file.get_slice("w")[1_000_000:1_000_010]
     bt.save({"x": 1}, f"{node}/other.pt")
     bt.load(f"{node}/other.pt")  # none of the job's
-    size = open_fs(url).stat("state.pt").size
+    size = open_fs(url).stat("model.safetensors").size
     found = jobaccess.collect(events)
-    assert found.files == (FileAccess("state.pt", size, ((3 * UNIT, 4 * UNIT),)),)
+    assert found.files == (FileAccess("model.safetensors", size, ((0, UNIT), (3 * UNIT, 4 * UNIT))),)
     # what others put there is no help, and no harm
     (node / "attempt-0/node1.0.access").write_bytes(b" " * (17 << 20))
     (node / "attempt-0/node1.1.access").symlink_to("/etc/passwd")
@@ -257,8 +258,9 @@ def test_what_a_job_reads_by_url_is_noted(node, url, monkeypatch):
     (node / "attempt-0/node10.5.access").write_bytes(b'{"files":[{"path":"x","size":9,"ranges":[[0,9]]}],"version":1}')
     assert jobaccess.collect(events) == found
     WAYS["DCP"](url)
+    WAYS["fsspec"](url)
     names = {file.path for file in jobaccess.collect(events).files}
-    assert names == {"__0_0.distcp", "state.pt"}
+    assert names == {"model.safetensors", "__0_0.distcp", "state.pt"}
 
 
 def test_records_are_merged(node):

@@ -2,7 +2,8 @@
 
 `save` and `load` have the content of an ordinary ``torch.save`` file, so `torch.load` reads it too, from a mount or
 after `bootseer fs get`; ``load`` unpickles with ``weights_only``, so a checkpoint can hold no code. `StorageWriter` and
-`StorageReader` are for torch.distributed.checkpoint (DCP). torch is imported when the first of them is used."""
+`StorageReader` are for torch.distributed.checkpoint (DCP); `save_safetensors`, `load_safetensors` and `safe_open` for
+safetensors. torch is imported when the first of them is used."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.closing import descriptor
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
-from bootseer.stripefs import ChunkFile, Given, StripeFS, layout, place
+from bootseer.stripefs import ChunkFile, Given, StripeFS, StripeWriter, layout, place
 from bootseer.stripefs.checkpoint.commit import other_digest
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import again_when_lost
@@ -23,15 +24,18 @@ from bootseer.torch.output import no_bytes_allowed, saved
 from bootseer.torch.shared_read import SharedReadReport, read_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
     from bootseer.torch.dcp_reader import StorageReader as StorageReader
     from bootseer.torch.dcp_writer import StorageWriter as StorageWriter
+    from bootseer.torch.safetensors import SafetensorsFile
 
 STATE = "state.pt"
 """Name of the file that `save` writes into a checkpoint folder."""
+MODEL = "model.safetensors"
+"""Name of the file that `save_safetensors` writes into one."""
 METADATA = ".metadata"
 _FORMAT_ERROR = re.compile(
     r"PytorchStreamReader|inline_container|hasRecord|zip archive|corrupt|Invalid (magic number|protocol version)"
@@ -69,6 +73,14 @@ def save(state: object, url: Given, *, width: int = layout.WIDTH, unit: int = la
     _torch()
     import torch
 
+    def write(out: StripeWriter) -> None:
+        saved(lambda sink: torch.save(state, sink), out)
+
+    _store(url, STATE, write, width, unit)
+
+
+def _store(url: Given, name: str, write: Callable[[StripeWriter], object], width: int, unit: int) -> None:
+    """``write`` the file ``url``, or ``name`` in the checkpoint folder ``url`` when that ends with a slash."""
     fs, path = place(url)
     folder = os.fsdecode(url).endswith("/")
     saving = fs.save(path) if folder else None
@@ -76,8 +88,8 @@ def save(state: object, url: Given, *, width: int = layout.WIDTH, unit: int = la
         fs.refuse_committed(path)
 
     def store() -> None:
-        with saving.create(STATE, width=width, unit=unit) if saving else fs.create(path, width=width, unit=unit) as out:
-            saved(lambda sink: torch.save(state, sink), out)
+        with saving.create(name, width=width, unit=unit) if saving else fs.create(path, width=width, unit=unit) as out:
+            write(out)
             out.finish()
 
     again_when_lost(store, str(url))
@@ -136,6 +148,46 @@ def load(
             raise DataError(f"{url} is no file of torch.save: {str(exc).strip().partition(chr(10))[0]}") from exc
 
 
+def save_safetensors(
+    tensors: Mapping[str, torch.Tensor],
+    url: Given,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    width: int = layout.WIDTH,
+    unit: int = layout.UNIT,
+) -> None:
+    """Store ``tensors`` at ``url`` as a safetensors file, atomically, one tensor after the other. ``url`` names a file;
+    or, with a slash at its end, a checkpoint folder: then it is its file ``model.safetensors``, and COMMIT is published
+    after it. Errors of `save`, `ConfigError` for what is no tensor, tensors that share memory or are sparse, and names
+    and metadata that are no text, `UnsupportedError` for a dtype that the format has not."""
+    _torch()
+    from bootseer.torch.safetensors_writer import Encoded
+
+    encoded = Encoded(tensors, metadata)
+    _store(url, MODEL, encoded.write, width, unit)
+
+
+def load_safetensors(url: Given, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
+    """All tensors of the safetensors model at ``url``, read in parallel and checked, straight into their memory.
+    ``url`` names a file, an index (``*.safetensors.index.json``) or a folder with one of them. `NotFoundError`;
+    `DataError` for damaged bytes, a header that the format does not allow, and a folder whose save did not finish;
+    `ConfigError` for a folder with several models."""
+    with safe_open(url, device=device) as file:
+        return file.get_tensors()
+
+
+def safe_open(url: Given, framework: str = "pt", device: str | torch.device = "cpu") -> SafetensorsFile:
+    """The safetensors model at ``url`` (as of `load_safetensors`), to read single tensors and slices of it: a context
+    manager with the methods of ``safetensors.safe_open``: ``keys``, ``metadata``, ``get_tensor``, ``get_slice``. A
+    slice reads the chunks of its rows only."""
+    _torch()
+    from bootseer.torch.safetensors import SafetensorsFile
+
+    if framework not in ("pt", "torch", "pytorch"):
+        raise ConfigError(f"safe_open gives tensors of torch, not of {framework!r}", hint="leave framework out")
+    return SafetensorsFile(url, device)
+
+
 _OTHERS = {
     (METADATA, ".distcp"): (
         "torch.distributed.checkpoint",
@@ -143,7 +195,7 @@ _OTHERS = {
     ),
     (".safetensors", ".safetensors.index.json"): (
         "safetensors",
-        "open it on a mount of the folder, or load it with safetensors.torch.load(fs.cat(name)) of fsspec",
+        "load it with bootseer.torch.load_safetensors(url)",
     ),
 }
 """How names end of what other functions load, what that is, and how."""
