@@ -51,7 +51,7 @@ def page() -> str:
     for words, command in walk(command_line()):
         group = hasattr(command, "commands")
         arguments = [_name(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
-        usage = " ".join([*words, *(["[OPTIONS]"] if command.params else []), *arguments, *(["VERB"] if group else [])])
+        usage = "" if group else " ".join([*words, *(["[OPTIONS]"] if command.params else []), *arguments])
         parts.append(f"{'##' if group else '###'} `{' '.join(words)}`\n\n{_text(command.help, usage)}")
         rows = [_row(parameter) for parameter in command.params if not parameter.hidden]
         if rows := [row for row in rows if row]:
@@ -63,8 +63,8 @@ def _text(text: str, usage: str) -> str:
     paragraphs = [" ".join(part.split()) for part in text.replace("\f", "").split("\n\n")]
     examples = [part.removeprefix("Example: ") for part in paragraphs if part.startswith("Example: ")]
     rest = [part for part in paragraphs if not part.startswith("Example: ")]
-    code = "\n".join([usage, *examples])
-    return "\n\n".join([*rest, f"```\n{code}\n```"]) + "\n"
+    code = ["\n".join(["```", usage, *examples, "```"])] if examples else [f"`{usage}`"] if usage else []
+    return "\n\n".join([*rest, *code]) + "\n"
 
 
 def _name(parameter: Any) -> str:
@@ -77,13 +77,13 @@ def _name(parameter: Any) -> str:
 
 def _row(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"| `{_name(parameter)}` | {_cell(parameter.help)} |" if parameter.help else ""
+        return f"| `{_cell(_name(parameter))}` | {_cell(parameter.help)} |" if parameter.help else ""
     shown = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
     plain = shown not in (None, False, True, "", "None") and not callable(shown) and not isinstance(shown, list | tuple)
     default = (
         f" (default: {shown})" if plain and not parameter.count and "default:" not in (parameter.help or "") else ""
     )
-    return f"| {_name(parameter)} | {_cell(parameter.help)}{default} |"
+    return f"| {_cell(_name(parameter))} | {_cell(parameter.help)}{default} |"
 
 
 def _cell(text: str | None) -> str:

@@ -474,3 +474,48 @@ def test_an_interrupt_where_python_takes_no_exception_is_one_all_the_same() -> N
     )
     done = forked.run("-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (130, "undone\n", "")
+
+
+@pytest.mark.parametrize("words", ["doctor --settings", "doctor --settings --json", "image --help"])
+@pytest.mark.parametrize(
+    ("to", "code", "said"),
+    [(">/dev/full", 74, "bootseer: cannot finish: No space left on device; "), (">&-", 0, "")],
+)
+def test_an_output_that_takes_nothing_is_at_most_one_line(words, to, code, said):
+    shell = f"{sys.executable} -m bootseer.cli.main {words} {to}"
+    done = subprocess.run(["sh", "-c", shell], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr[: len(said)]) == (code, said)
+    assert done.stderr.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "store ls --store registry://alice:wonder@127.0.0.1:9/x",
+        "store ls --store s3+x://alice:wonder@bucket/x",
+        "profile export {events} --to http://alice:wonder@127.0.0.1:9/events --timeout 1",
+        "image inspect https://alice:wonder@127.0.0.1:9/x",
+        "image inspect alice:wonder@127.0.0.1:9/x",
+        "env run pip install --index-url https://alice:wonder@pypi.site/simple",
+        "fs ls https://alice:wonder@127.0.0.1:9/x",
+    ],
+)
+def test_a_mistake_shows_no_password(words, typed, tmp_path):
+    (events := tmp_path / "e.jsonl").write_text("{}\n")
+    code, out, err = typed(words.format(events=events))
+    assert code
+    assert err.startswith("bootseer: ")
+    assert "wonder" not in out + err
+
+
+def test_a_summary_that_cannot_be_written_is_told_early_or_changes_no_exit_code(typed, tmp_path, monkeypatch, caplog):
+    (job := tmp_path / "job.toml").write_text('[job]\nname = "x"\ncommand = ["true"]\n[image]\nref = "x:1/y"\n')
+    began = []
+    ended = msgspec.defstruct("Ended", [("exit_code", int)])
+    monkeypatch.setattr("bootseer.launch.node.start", lambda *_, **__: began.append(1) or ended(3))
+    code, _, err = typed(f"run {job} --summary {tmp_path}/none/s.json")
+    assert (code, err.count("\n"), began) == (66, 1, [])
+    assert typed(f"run {job} --summary /dev/full")[0] == 3
+    assert "cannot write summary /dev/full: [Errno 28] No space left" in caplog.text
+    assert typed(f"run {job} --summary {tmp_path}/s.json")[0] == 3
+    assert json.loads((tmp_path / "s.json").read_text()) == {"exit_code": 3}

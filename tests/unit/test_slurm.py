@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import BootseerError, ConfigError
+from bootseer.errors import BootseerError, ConfigError, UnavailableError
 from bootseer.slurm import comment, jobfolder, site
 from bootseer.slurm.comment import JobImage
 
@@ -90,7 +90,7 @@ def test_scripts_stay_while_it_is_not_known_whether_slurm_runs_them(
     (scontrol := tmp_path / "scontrol").write_text("#!/bin/sh\necho Unable to contact slurm controller >&2\nexit 1\n")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(BootseerError, match="Unable to contact") as caught:
+    with pytest.raises(UnavailableError, match="Unable to contact") as caught:
         site.uninstall(prefix)
     assert caught.value.hint
     assert all(path.exists() for path in paths)

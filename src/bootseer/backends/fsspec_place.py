@@ -40,6 +40,8 @@ _LOGIN = "give them as for any fsspec store, such as FSSPEC_S3_KEY and FSSPEC_S3
 _REACH = "check that the store is reachable from here"
 _WRITE = "write it like hdfs://host:port/path, s3://bucket/path or file:///path"
 _PASSWORD = re.compile(r"://[^/?#]*@")
+_IN_TEXT = re.compile(r"(?:(?<=://)|[^\s/\"']+:)[^\s/\"']*@")
+"""Such a login where a library tells of it, as S3's does of a bucket of that name."""
 
 _workers = Workers("fsspec")
 _opened: dict[tuple[int, str], tuple[AbstractFileSystem, str]] = {}
@@ -73,7 +75,7 @@ def _translated(doing: str) -> Iterator[None]:
     except Exception as exc:  # every fsspec backend has error classes of its own
         if type(exc).__name__ in _NO_LOGIN:
             raise ConfigError(f"cannot {doing}: no credentials were found", hint=_LOGIN) from None
-        raise UnavailableError(f"cannot {doing}: {type(exc).__name__}: {_PASSWORD.sub('://***@', str(exc))}") from None
+        raise UnavailableError(f"cannot {doing}: {type(exc).__name__}: {_IN_TEXT.sub('***@', str(exc))}") from None
 
 
 class FsspecPlace:

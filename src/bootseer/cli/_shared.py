@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from bootseer import config as node_settings
 from bootseer.cli._completed import images
 from bootseer.errors import ConfigError
+from bootseer.profile.emit import redact
 from bootseer.units import MOST, MOST_SECONDS, one_line, parse_age
 
 if TYPE_CHECKING:
@@ -181,16 +182,21 @@ def _named(command: Any, words: Sequence[str], name: str) -> Iterator[str]:
         yield from _named(inner, words, f"{name} {verb}")
 
 
+def say(text: str) -> None:
+    """A line on stderr, without what looks like a secret: people keep logs of it."""
+    sys.stderr.write(f"bootseer: {one_line(redact('', text))}\n")
+
+
 def mistake(text: str) -> typer.Exit:
     """A mistake in the command line, told in one line."""
-    typer.echo(f"bootseer: {one_line(text)}", err=True)
+    say(text)
     return typer.Exit(2)
 
 
 def notice(text: str) -> None:
     """A line on stderr, but for ``--quiet``."""
     if log.isEnabledFor(logging.WARNING):
-        typer.echo(f"bootseer: {one_line(text)}", err=True)
+        say(text)
 
 
 def settings(store: str = "", verify_key: str = "", require_signature: bool = False) -> Config:

@@ -22,7 +22,7 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # else a file of ours would take a closed one's number
-        pass
+        setattr(sys, ("stdin", "stdout", "stderr")[fd], os.fdopen(fd, "w" if fd else "r", closefd=False))
     os.close(fd)
     carry_out(_command)
 
@@ -53,16 +53,16 @@ def _command() -> None:
 
 def _mistaken(exc: Any) -> NoReturn:
     """A mistake in the command line is one line, too; a group without a verb shows its help."""
-    from bootseer.units import one_line
+    from bootseer.cli._shared import say
 
     path = exc.ctx.command_path if getattr(exc, "ctx", None) else "bootseer"
     if type(exc).__name__ == "NoArgsIsHelpError":
         exc.show()
     else:
-        text = one_line(exc.format_message()).rstrip(".")
+        text = exc.format_message().rstrip(".")
         if path == "bootseer run" and type(exc).__name__ == "NoSuchOption":  # docker's
             path = "a command in an image: bootseer image run REF COMMAND; bootseer run"
-        sys.stderr.write(f"bootseer: {text[:1].lower()}{text[1:]}; {path} --help says more\n")
+        say(f"{text[:1].lower()}{text[1:]}; {path} --help says more")
     sys.exit(exc.exit_code)
 
 
@@ -118,9 +118,13 @@ def _not_raised(what: sys.UnraisableHookArgs) -> None:
 def fail(exc: BootseerError) -> None:
     if os.environ.get("BOOTSEER_TRACEBACK"):
         raise exc
-    from bootseer.units import one_line
+    from bootseer.cli._shared import say
 
-    sys.stderr.write(f"bootseer: {one_line(str(exc))}\n")
+    say(str(exc))
+    try:
+        sys.stdout.flush()
+    except OSError:  # what it has left would be tried again as Python ends, whose code and lines would be others
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(exc.exit_code)
 
 

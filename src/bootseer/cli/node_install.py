@@ -148,6 +148,7 @@ def uninstall(
     """Remove what `install` has written and what the service has left: of the parts that are named, else all.
 
     Nothing is taken from containers, pods and jobs that need it: what has to go first is said, with exit code 70 or 78.
+    While Slurm does not say whether it runs the scripts, it is 69.
     The unit is written without the parts that are named.
 
     Example: bootseer node uninstall --slurm

@@ -30,7 +30,7 @@ _FORMATS = ("chrome", "html", "otlp", "prometheus")
 Events = Annotated[
     list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")
 ]
-JobName = Annotated[str | None, typer.Option("--job", help="This job; default: the one that began last")]
+JobName = Annotated[str | None, typer.Option("--job", help="This job; default: the one that began last (export: all)")]
 Attempt = Annotated[str | None, typer.Option("--attempt", help="This attempt; default: the last")]
 Cycle = Annotated[int | None, typer.Option("--cycle", help="This cycle; default: the last")]
 
@@ -165,6 +165,7 @@ def export(
     import msgspec
 
     from bootseer.profile import chrome, otlp, page, prometheus, send, starts
+    from bootseer.profile.emit import redact
     from bootseer.stripefs.localcopy import replaced
 
     if to:
@@ -175,7 +176,7 @@ def export(
                 hint="use https://, or name HOST:PORT as plain_http in the settings",
             )
         count = send.send(given_paths(events), to, token, timeout=timeout)
-        typer.echo(f"{to}: {size_text(count)}", err=True)
+        typer.echo(f"{redact('', to)}: {size_text(count)}", err=True)
         return
     if form == "parquet":
         if str(output) == "-" or any(part is not None for part in (job, attempt, cycle)):

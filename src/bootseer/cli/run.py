@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -15,6 +16,8 @@ from bootseer.errors import logged
 
 if TYPE_CHECKING:
     from bootseer.launch.node import Start
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -51,6 +54,9 @@ def run(
     from bootseer.errors import ConfigError, doing
     from bootseer.kernel import background
 
+    if summary:
+        with doing(f"write summary {summary}"):
+            summary.open("ab").close()
     background.lend()
     job, owner = launch.job.load(job_file)
     chosen = set(launch.job.TECHNIQUES) if without == "all" else {name for name in without.split(",") if name}
@@ -78,16 +84,14 @@ def run(
         on_ready=ready,
     )
     if summary:
-        with doing(f"write summary {summary}"):
+        with logged(log.warning, "cannot write summary %s", summary):
             summary.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=2) + b"\n")
     sys.exit(done.exit_code)
 
 
 def _show_card(events: Path) -> None:
     """Print the card on stderr; trouble with it is a log line, never the job's."""
-    import logging
-
-    with logged(logging.getLogger(__name__).warning, "cannot show the start-up card", kinds=Exception):
+    with logged(log.warning, "cannot show the start-up card", kinds=Exception):
         from rich.console import Console
 
         from bootseer.profile import analysis, card

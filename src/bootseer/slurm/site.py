@@ -12,7 +12,7 @@ from pathlib import Path
 
 import bootseer
 from bootseer import config
-from bootseer.errors import BootseerError, ConfigError, NotFoundError, doing
+from bootseer.errors import ConfigError, NotFoundError, UnavailableError, doing
 from bootseer.folders import private_folder, trusted, trusted_file
 from bootseer.slurm import jobfolder
 
@@ -84,16 +84,17 @@ def uninstall(prefix: Path) -> list[Path]:
     """Remove what `install` has written, and ``prefix`` if nothing else is in it.
 
     Raises `ConfigError` while Slurm's settings name a script (a node whose Prolog is missing is drained) or an image is
-    mounted (nothing else would unmount it), `BootseerError` when Slurm does not tell its settings.
+    mounted (nothing else would unmount it), `UnavailableError` when Slurm does not tell its settings.
     """
     found = [path for name in _NAMES if _is_ours(path := prefix / name)]
     try:
         config = settings() if found else {}
     except NotFoundError:  # no Slurm
         config = {}
-    except BootseerError as exc:
+    except UnavailableError as exc:
         hint = f"try again when slurmctld answers, or remove {prefix} when slurm.conf does not name it"
-        raise BootseerError(f"it is not known whether Slurm still runs the scripts: {exc.message}", hint=hint) from None
+        message = f"it is not known whether Slurm still runs the scripts: {exc.message}"
+        raise UnavailableError(message, hint=hint) from None
     for key in _NAMES.values():
         if config.get(key, "") in [str(path) for path in found]:
             hint = f"remove the line {key}=... from slurm.conf and run scontrol reconfigure first"
@@ -117,7 +118,8 @@ def lines(prefix: Path, seconds: int) -> list[str]:
 
 
 def settings() -> dict[str, str]:
-    """Slurm's settings, as ``scontrol show config`` prints them. Raises `BootseerError` when it cannot say."""
+    """Slurm's settings, as ``scontrol show config`` prints them. Raises `UnavailableError` when it cannot say,
+    `NotFoundError` without one."""
     try:
         done = subprocess.run(
             ["scontrol", "show", "config"],
@@ -130,9 +132,9 @@ def settings() -> dict[str, str]:
     except FileNotFoundError:
         raise NotFoundError("there is no scontrol here") from None
     except subprocess.TimeoutExpired:
-        raise BootseerError(f"scontrol did not answer within {_ASK_SECONDS:g} s") from None
+        raise UnavailableError(f"scontrol did not answer within {_ASK_SECONDS:g} s") from None
     except subprocess.CalledProcessError as exc:
-        raise BootseerError(f"scontrol failed: {' '.join(exc.stderr.split())}") from None
+        raise UnavailableError(f"scontrol failed: {' '.join(exc.stderr.split())}") from None
     return dict(re.findall(r"^(\S+) += (.*?)\s*$", done.stdout, re.MULTILINE))
 
 
