@@ -137,6 +137,21 @@ def test_a_failing_command_keeps_its_exit_code_and_publishes_nothing(site: Site)
     assert not list(site.store.glob("leases/env/*/*"))
 
 
+@pytest.mark.parametrize("where", ["execution._Attempt.prepare", "execution.Execution._helped"])
+def test_an_interrupt_before_the_command_holds_up_no_other_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise SystemExit(130)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"bootseer.env.{where}", interrupted)
+        with pytest.raises(SystemExit):
+            site.run("a")
+    assert not list(site.store.glob("leases/env/*/*"))
+    assert site.run("a").outcome is Outcome.RAN_AND_PUBLISHED
+
+
 def test_what_the_runner_raises_comes_through(site: Site) -> None:
     def runner() -> int:
         raise UnavailableError("no container runtime")

@@ -98,28 +98,25 @@ class Execution:
     def run(self, look: Lookup, turn: lease.Turn) -> EnvResult:
         """Run the command after the miss ``look`` and publish what it made; the lead is given up when that is done.
         After a publication that was killed this one is waited for: perhaps each start ends at once."""
-        self._refuse(look.reason)
-        with self._helped():
-            return self._run(look, turn)
+        with contextlib.ExitStack() as led:  # an interrupt ends the lead, wherever it comes
+            if turn.lead:
+                led.enter_context(turn.lead)
+            self._refuse(look.reason)
+            with self._helped(), led.pop_all() as led:
+                return self._run(look, turn, led)
 
-    def _run(self, look: Lookup, turn: lease.Turn) -> EnvResult:
-        lead = turn.lead
+    def _run(self, look: Lookup, turn: lease.Turn, led: contextlib.ExitStack) -> EnvResult:
         if look.store is None:
             return self.run_plain(look.reason, look.key)
-        attempt = _Attempt(self, look, lead, beside=self.spec.background and not turn.follows_dead)
+        attempt = _Attempt(self, look, turn.lead, beside=self.spec.background and not turn.follows_dead)
         try:
             with self.timed("prepare"):
                 attempt.prepare()
         except (BootseerError, OSError) as exc:
             log.warning("cannot capture what the command does: %s; it runs without a snapshot", exc)
-            if lead:
-                with lead:  # so that another node captures it
-                    pass
+            led.close()  # so that another node captures it
             return self.run_plain(f"{look.reason}; nothing captured: {exc}", look.key)
-        if not lead:
-            return attempt.run()
-        with lead:
-            return attempt.run()
+        return attempt.run()
 
     def _refuse(self, reason: str) -> None:
         if self.spec.only_restore:
