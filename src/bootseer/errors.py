@@ -100,7 +100,9 @@ def from_os_error(exc: OSError, doing: str) -> BootseerError:
         return NotWritableError(text, hint="end what uses it, or unmount it")
     if exc.errno == errno.EROFS:
         return NotWritableError(text, hint="it is on a read-only file system; choose another place")
-    if exc.errno in (errno.EEXIST, errno.EISDIR):
+    if exc.errno == errno.EISDIR:
+        return NotWritableError(text, hint="name a file, not a folder")
+    if exc.errno == errno.EEXIST:
         return NotWritableError(text, hint="something else has this name: choose another one")
     if exc.errno in (errno.ENOENT, errno.ENOTDIR):
         return NotFoundError(text)

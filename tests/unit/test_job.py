@@ -51,6 +51,13 @@ def test_the_smallest_job(load):
         (("[job]", "[job"), "TOML"),
         (('name = "j"', "name = " + 9999 * "["), "TOML"),
         (('name = "j"', 'name = "j"\nstop_grace = inf'), "stop_grace"),
+        (('name = "j"', 'name = "j"\nenv = {"A=B" = "1"}'), "$.job.env"),
+        (("[image]", '[env]\ncommand = ["x"]\ntargets = ["e"]\n[image]'), "target 'e' is not a plain absolute path"),
+        (("[image]", '[env]\ncommand = ["x"]\ntargets = ["/a/../e"]\n[image]'), "target '/a/../e' is not"),
+        (("[image]", '[env]\ncommand = ["x"]\ntargets = ["/e"]\nmax_age = "7 days"\n[image]'), "write 7d"),
+        (("[image]", '[caches]\nkinds = ["inductr"]\n[image]'), "there is no cache 'inductr'"),
+        (("[image]", '[checkpoint]\nurl = "/c"\npath = "c"\n[image]'), "$.checkpoint.path"),
+        (("[image]", '[[mounts]]\nsource = "/c"\ntarget = "c"\n[image]'), "$.mounts[0].target"),
     ],
 )
 def test_what_is_not_understood_is_named_in_one_line(load, change, says):

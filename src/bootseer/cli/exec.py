@@ -20,7 +20,7 @@ _OF_THE_USER = ("HOME", "USER", "LOGNAME")
 def exec_(
     command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
     image: Annotated[
-        str, typer.Option(metavar="REF|DIR", help="Folder of an image (default: the image that the Slurm job names)")
+        str, typer.Option(metavar="DIR", help="Folder of an image (default: the image that the Slurm job names)")
     ] = "",
     volumes: Volumes = None,
     cwd: Annotated[str, typer.Option("--workdir", "-w", help="Folder to start in (default: the current one)")] = "",

@@ -125,9 +125,8 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not self.targets:
             raise ConfigError("no target given", hint="name the directory that the command fills with --target")
         for target in self.targets:
-            for path in (target.path, str(target.host)):
-                if not path.startswith("/") or posixpath.normpath(path) != path.rstrip("/") or "\0" in path:
-                    raise ConfigError(f"target {path!r} is not a plain absolute path", hint="write it without . and ..")
+            check_plain(target.path)
+            check_plain(str(target.host))
         paths = sorted(str(target.host).rstrip("/") + "/" for target in self.targets)
         for outer, inner in itertools.pairwise(paths):
             if inner.startswith(outer):
@@ -175,3 +174,9 @@ def resolve_in(root: Path, path: str) -> Path:
             done = []
         todo.extend(text.split("/")[::-1])
     return root.joinpath(*done)
+
+
+def check_plain(path: str) -> None:
+    """Raise `ConfigError` for a target that is relative or the root, or has ``.`` or ``..`` in it."""
+    if not path.startswith("/") or posixpath.normpath(path) != path.rstrip("/") or "\0" in path:
+        raise ConfigError(f"target {path!r} is not a plain absolute path", hint="write it without . and ..")

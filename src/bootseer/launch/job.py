@@ -10,14 +10,19 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from bootseer.env import cachekinds
+from bootseer.env.spec import check_plain
 from bootseer.errors import ConfigError, NotFoundError
-from bootseer.units import MOST_SECONDS
+from bootseer.units import MOST_SECONDS, parse_age
 from bootseer.wiretypes import document_and_owner, in_words, known, loaded
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 Passed = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
 """The name of a variable, or how names begin, with ``*`` after it."""
+
+Inside = Annotated[str, msgspec.Meta(pattern=r"^/")]
+"""A whole path, as the job sees it."""
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,7 +41,7 @@ class JobTable(_Table, frozen=True, kw_only=True):
     names (see `bootseer.image.cdi`)."""
     devices: list[str] = []
     """Further devices, ``vendor.com/class=name`` each."""
-    env: dict[str, str] = {}
+    env: dict[Annotated[str, msgspec.Meta(pattern=r"^[^=]+$")], str] = {}
     """Environment variables of the set-up and training commands."""
     pass_: list[Passed] = msgspec.field(name="pass", default_factory=list)
     """Names of variables of the start's own environment that these commands get, too. The values are in no record."""
@@ -109,7 +114,7 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
 
     url: str
     """Striped folder in a store, such as ``hdfs://namenode:8020/job/checkpoint``."""
-    path: str
+    path: Inside
     """Where the container sees it."""
     latest: bool = False
     """True: ``url`` is the folder that the job saves its checkpoints in, and the newest complete one is meant. While
@@ -122,7 +127,7 @@ class MountTable(_Table, frozen=True, kw_only=True):
     """``[[mounts]]``: a host folder or file the container sees."""
 
     source: str
-    target: str
+    target: Inside
     readonly: bool = True
 
 
@@ -140,6 +145,12 @@ class Job(_Table, frozen=True, kw_only=True):
         for name in self.env.key_env if self.env else ():
             if self.passes(name):
                 raise ValueError(f"[env] key_env names {name}, which [job] pass passes: its value is in no record")
+        for path in self.env.targets if self.env else ():
+            check_plain(path)
+        if self.env and self.env.max_age:
+            parse_age(self.env.max_age)
+        if self.caches:
+            cachekinds.chosen(self.caches.kinds, "compile")
 
     def passes(self, name: str) -> bool:
         """Whether the job is to get the variable ``name`` from the environment of its start."""
@@ -176,5 +187,7 @@ def load(path: Path) -> tuple[Job, int]:
         raise ConfigError(
             f"job file {path}: {in_words(exc)}", hint="docs/reference/job-file.md lists every key"
         ) from None
+    except ConfigError as exc:
+        raise ConfigError(f"job file {path}: {exc.message}", hint=exc.hint) from None
     except ValueError as exc:
         raise ConfigError(f"job file {path} is not TOML: {exc}") from None
