@@ -27,7 +27,15 @@ from bootseer.blocks.profiles import library
 from bootseer.blocks.without_mount import look
 from bootseer.chunks.hashing import Buffer
 from bootseer.erofs import xattr
-from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, PrivilegeError, UnavailableError
+from bootseer.errors import (
+    BootseerError,
+    DataError,
+    FullError,
+    NotFoundError,
+    NotWritableError,
+    PrivilegeError,
+    UnavailableError,
+)
 from bootseer.objects.folder import FolderStore
 from support import forked
 
@@ -231,7 +239,7 @@ def test_ranges_are_long_as_nobody_waits(site: Site, monkeypatch: pytest.MonkeyP
 def test_into_a_folder_with_things_in_it(site: Site) -> None:
     (site.folder / "plain").mkdir()
     (site.folder / "plain" / "mine").touch()
-    with pytest.raises(BootseerError, match="not empty"):
+    with pytest.raises(NotWritableError, match="not empty"):
         extract(site.store, site.digest, site.folder / "plain")
     assert os.listdir(site.folder / "plain") == ["mine"]
     with pytest.raises(NotFoundError):
@@ -343,7 +351,7 @@ def test_a_crash_leaves_whole_files_only(site: Site, visit: int, least: int, mos
     assert least <= len(whole) <= most
     for path in whole:
         assert path.read_bytes() == (site.source / path.relative_to(plain)).read_bytes()
-    with pytest.raises(BootseerError, match="not empty"):
+    with pytest.raises(NotWritableError, match="not empty"):
         extract(site.store, site.digest, plain)
 
 

@@ -31,7 +31,7 @@ from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.hashing import Buffer
 from bootseer.closing import descriptor
 from bootseer.erofs import Inode, Reader
-from bootseer.errors import BootseerError, DataError, FullError, doing, from_os_error
+from bootseer.errors import DataError, FullError, NotWritableError, doing, from_os_error
 from bootseer.folders import spread
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store, uses
@@ -69,7 +69,7 @@ def extract(
     with doing(f"extract into {dest}"):
         dest.mkdir(parents=True, exist_ok=True)
         if any(dest.iterdir()):
-            raise BootseerError(f"cannot extract into {dest}: it is not empty", hint="choose an empty or new folder")
+            raise NotWritableError(f"cannot extract into {dest}: it is not empty", hint="choose an empty or new folder")
         work = Path(tempfile.mkdtemp(prefix=".bootseer-extract-", dir=dest))
     try:
         tree = localize(store, digest, work)
