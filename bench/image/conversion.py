@@ -9,7 +9,6 @@ from pathlib import Path
 from bench.common.report import Run
 from bench.image.node import busy_seconds
 from bootseer import image
-from bootseer.blocks.publish import packs
 from bootseer.demo.programs import run
 
 
@@ -25,17 +24,6 @@ def ours(ref: str, work: Path, number: int) -> Run:
     sizes = {"layers": record.layer_bytes, "tree": record.tree_bytes, "stored": record.stored_bytes}
     details = {"cpu_seconds": round(busy, 2), **sizes}
     return Run(variant="convert", n=number, seconds=round(seconds, 3), stages=record.seconds, details=details)
-
-
-def without_level(ref: str, work: Path, number: int) -> Run:
-    """As `ours`, with blocks compressed by level 3, which zstd has where nobody chooses one."""
-    chosen, packs.LEVEL = packs.LEVEL, 3
-    try:
-        made = ours(ref, work, number)
-    finally:
-        packs.LEVEL = chosen
-    made.variant = "convert-without"
-    return made
 
 
 def tools(ref: str, work: Path, number: int) -> Run:

@@ -40,7 +40,6 @@ def compute(report: Report, say: Say) -> Figures:
     found.ratio("unpack_vs_full_pull", "<= 0.55", "unpack", "containerd")
     found.ratio("extract_vs_unpack", "<= 0.8", "extract", "unpack")
     found.ratio("conversion_vs_tools", "<= 0.25", "convert", "convert-tools")
-    found.gain("gain_level", "convert", "convert-without", ">= 3")
     for variant in dict.fromkeys(run.variant for run in report.runs):
         ours = variant.removesuffix(BEFORE)
         if ours not in (variant, "record"):  # recordings are no pairs

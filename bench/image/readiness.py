@@ -36,8 +36,7 @@ from bench.image.rounds import OTHERS, STARTS, Bench, brought
 def _variants(options: Options) -> list[str]:
     """Those to run."""
     known = [*STARTS, *OTHERS]
-    spare = ["nydus-prefetch-10ms"] if options.quick and not options.variants else []
-    left_out = chosen(options.without, known) if options.without else spare
+    left_out = chosen(options.without, known) if options.without else []
     return [name for name in chosen(options.variants, known) if name not in left_out]
 
 

@@ -49,13 +49,11 @@ BUILDS = {REBUILT: 2, REBUILT_WARM: 2, REBASED: 3}
 """Starts of our own, in the order of a round."""
 STARTS = [
     "local", "local-warm", *OURS, *BUILDS, *image_hdfs.STARTS, "unpack", "extract",
-    "nydus", "nydus-prefetch", f"nydus{FAR}", f"nydus-prefetch{FAR}", "containerd",
+    "nydus", "nydus-prefetch", f"nydus{FAR}", "containerd",
 ]  # fmt: skip
 """All variants that are starts, in the order of a round."""
 READINGS = ["read-complete", "read-filled"]
-CONVERSIONS = {
-    "convert": conversion.ours, "convert-without": conversion.without_level, "convert-tools": conversion.tools,
-}  # fmt: skip
+CONVERSIONS = {"convert": conversion.ours, "convert-tools": conversion.tools}
 OTHERS = [*CONVERSIONS, *READINGS]
 _RECORDINGS = 3
 """Starts that the profile of the others is made of."""
