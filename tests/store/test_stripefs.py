@@ -39,7 +39,7 @@ def fs(request, tmp_path, memory) -> StripeFS:
         return StripeFS(FsspecBackend(f"s3://{BUCKET}/{name}", request.getfixturevalue("server").options))
     if request.param == "dir":
         target = {"target_protocol": "file", "target_options": {"auto_mkdir": True}}
-        return StripeFS(FsspecBackend("store", {"path": str(tmp_path), **target}, protocol="dir"))
+        return StripeFS(FsspecBackend("dir://store", {"path": str(tmp_path), **target}))
     if request.param == "hdfs":
         return open_fs(f"{hadoop.shared().url}/{name}")
     return open_fs({"folder": "", "memory": "memory://base", "local": "local://"}[request.param] + f"{tmp_path}/store")

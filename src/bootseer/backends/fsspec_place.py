@@ -79,19 +79,17 @@ def _translated(doing: str) -> Iterator[None]:
 
 
 class FsspecPlace:
-    """Files below ``url``. ``options``: what its fsspec class takes (credentials, ``endpoint_url``). With ``protocol``
-    the file system is that of ``protocol`` and ``options``, and ``url`` is a path in it: what fsspec makes of
-    ``a::b://``. Raises `UnsupportedError` when the package for that protocol is not installed. Touches no storage
-    yet."""
+    """Files below ``url``. ``options``: what its fsspec class takes (credentials, ``endpoint_url``). Raises
+    `UnsupportedError` when the package for that protocol is not installed. Touches no storage yet."""
 
-    def __init__(self, url: str, options: Mapping[str, object] | None = None, *, protocol: str = "") -> None:
+    def __init__(self, url: str, options: Mapping[str, object] | None = None) -> None:
         import fsspec
 
-        self._location, self._options, self._chained = url, dict(options or {}), protocol
-        self.url = _PASSWORD.sub("://***@", f"{protocol}://{url}" if protocol else url)
-        self._protocol = protocol or url.partition("://")[0].partition("::")[0]
+        self._location, self._options = url, dict(options or {})
+        self.url = _PASSWORD.sub("://***@", url)
+        self._protocol = url.partition("://")[0].partition("::")[0]
         self._rooted: str | None = None  # the base, when it is not that of the URL
-        self._token = fsspec.utils.tokenize(url, protocol, self._options)
+        self._token = fsspec.utils.tokenize(url, self._options)
         self._names: frozenset[str] = frozenset()
         self._said: set[str] = set()
         try:
@@ -108,11 +106,7 @@ class FsspecPlace:
         key = os.getpid(), self._token
         if key not in _opened:
             options = {**self._options, "skip_instance_cache": True}
-            if self._chained:
-                fs = fsspec.filesystem(self._chained, **options)
-                base = fs._strip_protocol(self._location) if self._location else ""
-            else:
-                fs, base = fsspec.core.url_to_fs(self._location, **options)
+            fs, base = fsspec.core.url_to_fs(self._location, **options)
             _opened.setdefault(key, (fs, base.rstrip("/")))  # another thread may have been faster
         fs, base = _opened[key]
         return fs, base if self._rooted is None else self._rooted

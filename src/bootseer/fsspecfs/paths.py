@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from fsspec import AbstractFileSystem
@@ -105,33 +105,19 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
         *,
         width: int = layout.WIDTH,
         unit: int = layout.UNIT,
-        fo: str = "",
-        target_protocol: str = "",
-        target_options: Mapping[str, object] | None = None,
         **options: object,
     ) -> None:
         super().__init__(**{name: options.pop(name) for name in _OWN if name in options})
         layout.check_shape(width, unit)
         self.width, self.unit = width, unit
-        self._make: Callable[[], Backend]
-        ours = target_protocol in ("file", "local", "hdfs")  # better than those of fsspec
-        if target_protocol and not ours:
-            self._location = Location(f"{target_protocol}://", absolute(fo))
-            self._make = lambda: FsspecBackend(fo, target_options, protocol=target_protocol)
-        else:
-            if ours:
-                host, port = (dict(target_options or {}).get(key) for key in ("host", "port"))
-                server = f"{host}:{port}" if port else str(host or "")
-                url = f"{target_protocol}://{server if target_protocol == 'hdfs' else ''}{absolute(fo)}"
-            if not url:
-                raise ValueError("no striped store: pass url=, or a URL such as bsx+hdfs://host:8020/path")
-            self._location = split(stringify_path(url))
-            if not self._location.root.startswith(("file://", "hdfs://")):
-                self._make = lambda: FsspecBackend(self._location.url, options)
-            elif options:
-                raise TypeError(f"a striped store over {self._location.root} has no option {', '.join(options)}")
-            else:
-                self._make = lambda: open_storage(self._location.url)
+        if not url:
+            raise ValueError("no striped store: pass url=, or a URL such as bsx+hdfs://host:8020/path")
+        self._location = split(stringify_path(url))
+        self._make: Callable[[], Backend] = lambda: open_storage(self._location.url)
+        if not self._location.root.startswith(("file://", "hdfs://")):
+            self._make = lambda: FsspecBackend(self._location.url, options)
+        elif options:
+            raise TypeError(f"a striped store over {self._location.root} has no option {', '.join(options)}")
         self.url = self._location.url
         self.protocol = (PREFIX + self.url.partition("://")[0], PROTOCOL)
         self._opened: dict[int, StripeFS] = {}  # by process
