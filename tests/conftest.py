@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -29,8 +30,10 @@ from support.waits import until
 
 LONGEST_FIRST = ("store", "cluster", "chaos", "node", "unit")
 """The suites, in the order of their start."""
-ALONE = ("test_stripefs_faults.py", "test_registry_access.py", "test_registry_store.py", "test_imports.py")
-"""Modules with servers of their own, in suites whose modules share one; and one that reads all modules once."""
+ALONE = tuple(
+    f"test_{name}.py" for name in ("stripefs_faults", "registry_access", "registry_store", "imports", "package")
+)
+"""Modules with servers of their own, in suites whose modules share one; and two that read or build all sources once."""
 WITH_STORES = "test_csi.py"
 """A module of another suite that needs the HDFS of the suite ``store``: five JVMs less to start."""
 
@@ -104,6 +107,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
         config.stash[_LEFT] = len(left)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All that is collected stays; to look through it again and again would take half of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 _LEFT = pytest.StashKey[int]()
