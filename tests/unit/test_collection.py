@@ -219,15 +219,15 @@ def test_du_says_what_goes_with_each_image(tmp_path):
     assert found.kinds["trees"].objects == 2
 
 
-def test_du_of_100_000_objects(tmp_path):
-    for number in range(100_000):
+def test_du_of_20_000_objects(tmp_path):
+    for number in range(20_000):
         path = tmp_path / f"blobs/{number % 256:02x}"
         if number < 256:
             path.mkdir(parents=True)
         os.close(os.open(path / f"{number:064x}", os.O_CREAT | os.O_WRONLY))
     began = time.process_time()
-    assert account.take(open_store(tmp_path)).kinds["blobs"].objects == 100_000
-    assert time.process_time() - began < 10.0
+    assert account.take(open_store(tmp_path)).kinds["blobs"].objects == 20_000
+    assert time.process_time() - began < 2.0
 
 
 def test_only_what_is_ours_is_tidied(tmp_path):

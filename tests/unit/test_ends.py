@@ -204,6 +204,7 @@ def test_no_half_file_stands_when_a_program_ends_with_a_writer_open(interpreter,
                 assert len(list((path.parent / ".bsx").iterdir())) == 4, (way, told)
 
 
+@oldest_and_newest
 def test_what_its_owner_closes_is_published(interpreter, tmp_path):
     paths = {way: tmp_path / str(number) for number, way in enumerate(OWNED)}
     for path in paths.values():
@@ -250,12 +251,14 @@ LATE = {
 }
 
 
+@oldest_and_newest
 @pytest.mark.parametrize("way", LATE)
 def test_what_is_closed_when_the_program_ends_is_published(interpreter, way, tmp_path):
     said = ends(interpreter, [(LATE[way], tmp_path / "x", "wb")])
     assert content(tmp_path / "x") == b"half" * (3 << 20), said
 
 
+@oldest_and_newest
 @pytest.mark.parametrize("how", ["threading.Thread(target=run).start()", "atexit.register(run)"])
 def test_what_goes_on_after_the_main_thread_reads(interpreter, how, tmp_path):
     """When Python's pools of threads take no work any more."""

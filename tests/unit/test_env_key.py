@@ -493,8 +493,9 @@ def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
         how_many = ("POETRY_INSTALLER_MAX_WORKERS", "npm_config_maxsockets", "CONDA_FETCH_THREADS", "BUNDLE_JOBS")
         how_many += ("npm_config_jobs", "CARGO_BUILD_JOBS", "MAKEFLAGS")
         own_things = ("PNPM_HOME", "npm_config_store_dir", "YARN_GLOBAL_FOLDER", "PDM_CHECK_UPDATE")
-        for other in (*how_many, *own_things, "PIP_ROOT_USER_ACTION", "PDM_INSTALL_PARALLEL", "YARN_ENABLE_TELEMETRY"):
-            assert build(f"{tool}; poetry; pdm; npm", **{other: "4"}) == build(f"{tool}; poetry; pdm; npm"), other
+        own_things += ("PIP_ROOT_USER_ACTION", "PDM_INSTALL_PARALLEL", "YARN_ENABLE_TELEMETRY")
+        others = dict.fromkeys((*how_many, *own_things), "4")
+        assert build(f"{tool}; poetry; pdm; npm", **others) == build(f"{tool}; poetry; pdm; npm")
         assert build(tool) != build(tool, **{name: "https://index/one"})
         assert build("make") == build("make", **{name: "https://index/one"})
         builds_in = [{"CARGO_TARGET_DIR": f"{place}/1/target", "TMPDIR": "/scratch"} for place in ("/tmp", "/scratch")]

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import pickle
+import random
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ from support.stripes import flip
 from support.waits import together
 
 UNIT = 4096
-DATA = bytes((i * 7 + i // 251) % 256 for i in range(200 * UNIT + 123))
+DATA = random.Random(1).randbytes(200 * UNIT + 123)
 
 
 @pytest.fixture(autouse=True)

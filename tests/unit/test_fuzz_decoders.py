@@ -390,7 +390,7 @@ def test_what_is_valid_is_decoded(name: str) -> None:
 )
 @each_format
 def test_what_is_nested_deeply_is_refused_or_left_out(name: str, depth: int) -> None:
-    """At each place of the first document, and beside what is there."""
+    """At each kind of place of the first document, and beside what is there."""
     format = FORMATS[name]
     for raw in format.valid():
         lines = [raw] if raw.startswith(b"{\n") else raw.splitlines()
@@ -402,7 +402,8 @@ def test_what_is_nested_deeply_is_refused_or_left_out(name: str, depth: int) -> 
 
 
 def deep(document: Any, depth: int) -> Iterator[bytes]:
-    for *above, last in [(DEEP,), *places(document)]:
+    kinds = {tuple("*" if isinstance(one, int) else one for one in place): place for place in places(document)}
+    for *above, last in [(DEEP,), *kinds.values()]:
         made = copy.deepcopy(document)
         inner = made
         for name in above:
