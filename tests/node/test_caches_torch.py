@@ -144,6 +144,7 @@ kinds = ["inductor"]
 
 
 @pytest.mark.runtime
+@pytest.mark.soak
 def test_torchrun_in_the_command_of_a_job(site: Site) -> None:
     """All ranks are in one container, with one folder."""
     layout, store, job = site.base / "layout", str(site.base / "store"), site.base / "job.toml"

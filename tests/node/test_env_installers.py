@@ -105,10 +105,11 @@ CASES = {
         "v", f"{UV} venv -q -p /usr/bin/python3 {{T}} && {UV} pip install -q -p {{T}} -e .", [*VENV, "{T}/bin/demo"],
         {"pyproject.toml": PYPROJECT + BUILT.format("hatchling==1.27.0", "hatchling.build"), **SOURCE},
     ),
-    "npm workspaces": Case(
-        "node_modules", "npm ci --silent", ["node -e \"if (require('own')() !== 1) process.exit(1)\""],
+    "npm": Case(
+        "node_modules", "npm ci --silent",
+        ["node -e \"if (require('own')() !== 1) process.exit(1)\"", "{T}/.bin/semver 1.2.3"],
         {
-            "package.json": '{"name":"x","version":"1.0.0","workspaces":["own"]}',
+            "package.json": '{"name":"x","version":"1.0.0","workspaces":["own"],"dependencies":{"semver":"7.6.0"}}',
             "own/package.json": '{"name":"own","version":"1.0.0","dependencies":{"is-odd":"3.0.1"}}',
             "own/index.js": "module.exports = () => require('is-odd')(3) ? 1 : 0\n",
         },
@@ -120,12 +121,6 @@ CASES = {
         ["{T}/usr/bin/hello", "dpkg --root={T} -s hello | grep '^Status: install ok installed'", "dpkg --root={T} -V"],
         first="cd /tmp && apt-get -q --print-uris download hello", needs=["apt-get", "dpkg"],
     ),
-    "npm": Case(
-        "node_modules", "npm ci --silent",
-        ["node -e \"if (!require('is-odd')(3)) process.exit(1)\"", "{T}/.bin/semver 1.2.3"],
-        {"package.json": '{"name":"x","version":"1.0.0","dependencies":{"is-odd":"3.0.1","semver":"7.6.0"}}'},
-        first="npm install --package-lock-only --silent", needs=["npm"],
-    ),
     "cargo": Case(
         "t", "cargo install -q --root {T} --path . --target-dir {W}/build", ["{T}/bin/hello"],
         {
@@ -136,6 +131,8 @@ CASES = {
         needs=["cargo", "cc"],
     ),
 }  # fmt: skip
+SOAK = ("pip target", "pdm", "uv editable")
+"""Others are of their kind: `extension` fills a plain folder, `poetry` takes a lock file, `editable` is one."""
 
 
 class Place:
@@ -202,7 +199,7 @@ def _is_fresh(compiled: Path) -> bool:
     return flags != 0 or (mtime, size) == (int(source.stat().st_mtime), source.stat().st_size)
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.soak] * (name in SOAK)) for name in CASES])
 def place(tmp_path: Path, request: pytest.FixtureRequest, python_with_pip: Path) -> Iterator[Place]:
     made = Place(tmp_path, CASES[request.param], python_with_pip)
     for program in map(made.words, made.case.needs):

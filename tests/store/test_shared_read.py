@@ -142,7 +142,7 @@ def test_a_rank_that_is_killed_costs_the_others_nothing_but_reads(url, first, po
     name, at, visit = point.partition("@")
     fault = f"stripefs.shared.{name}=kill{at}{visit}"
     delay = [0.6 * ((r == rank) != first) for r in range(RANKS)]
-    options = {**OPTIONS, "deadline": 4.0}
+    options = {**OPTIONS, "deadline": 2.0}
     found = ranks.run(
         [task(url, faults=fault if r == rank else "", delay=delay[r], options=options) for r in range(RANKS)]
     )
