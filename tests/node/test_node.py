@@ -657,6 +657,36 @@ def test_many_numbers_of_a_user_do_not_fill_it(daemon: NodeDaemon) -> None:
         assert bob.do(client.node, config=daemon.config).pid == client.node(config=daemon.config).pid == daemon.pid
 
 
+def queue(config: Config, count: int) -> int:
+    """Connect ``count`` times to a daemon that does not accept, without waiting. How many find no place."""
+    refused = 0
+    for _ in range(count):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.setblocking(False)
+        try:
+            sock.connect(f"{config.node_dir}/node.sock")
+        except BlockingIOError:
+            refused += 1
+        _kept.append(sock)
+    return refused
+
+
+def test_a_flood_of_one_user_delays_others_little(daemon: NodeDaemon, site: Site) -> None:
+    """There is a place in the queue for others, and the daemon goes before what it has started for whoever asks."""
+    with User(ALICE) as alice, User(BOB) as bob:
+        os.kill(daemon.pid, signal.SIGSTOP)
+        try:
+            assert alice.do(queue, daemon.config, 500) == 0
+            bob.start(client.mount_image, site.free, config=daemon.config)
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        made = bob.result()
+        tree = places.tree_of(Path(daemon.config.node_dir, "mounts", made.id))
+        server = image.attach(tree, daemon.config.state_dir).status().pid
+        nice = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, server, daemon.pid)]
+        assert nice == [nice[0], nice[0], -10]
+
+
 def hold(path: str) -> int:
     return os.open(path, os.O_RDONLY)
 

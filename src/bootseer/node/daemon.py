@@ -20,7 +20,7 @@ import msgspec
 
 from bootseer import __version__, build, image, oci
 from bootseer.config import Config
-from bootseer.errors import ConfigError, PrivilegeError, UnavailableError, UnsupportedError
+from bootseer.errors import ConfigError, PrivilegeError, UnavailableError, UnsupportedError, logged
 from bootseer.folders import private_folder
 from bootseer.image.lookup import readable_for
 from bootseer.kernel import libc, procfs
@@ -46,6 +46,8 @@ PART = "node"
 """Its name among the parts of the service."""
 _LOCK_SECONDS = 20.0
 _DRAIN_SECONDS = 1.0
+_NICE = -10
+"""Of this process, not of those that it starts: what one user has it start delays no other user's request."""
 
 
 class Daemon:
@@ -91,6 +93,9 @@ class Daemon:
         `BootseerError`."""
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # logins of pods pass through
         libc.hide()
+        with logged(log.info, "the node daemon has no priority over its requests", kinds=OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
         self._entries.adopt()
         with self._door.opened():
             log.info("the node daemon serves in %s", self._folder)

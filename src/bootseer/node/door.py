@@ -37,6 +37,8 @@ MAX_CONNECTIONS = 16
 """Of one user; root may have any number."""
 _ASK_SECONDS = 10.0
 _ACCEPTED_AT_ONCE = 32
+_QUEUE = 4096
+"""Of those that are not accepted yet: a few hundred threads of one user must not fill it."""
 _PAUSE_SECONDS = 1.0
 SO_PEERPIDFD = 77
 
@@ -88,7 +90,7 @@ class Door:
                 new.unlink(missing_ok=True)
                 self._sock.bind(str(new))
                 new.chmod(0o666)
-                self._sock.listen(128)
+                self._sock.listen(_QUEUE)
                 self._sock.setblocking(False)
                 new.rename(self._path)  # nobody finds it before it listens
             try:
