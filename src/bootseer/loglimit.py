@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bootseer.units import one_line
 
@@ -36,6 +36,9 @@ class OneLine(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return one_line(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return "\n".join(f"  {one_line(line)}" for line in super().formatException(ei).splitlines())
 
 
 def to_stderr() -> None:

@@ -12,13 +12,24 @@ from pathlib import Path
 import pytest
 
 from bootseer import loglimit
-from bootseer.loglimit import LogRateLimit
+from bootseer.loglimit import LogRateLimit, OneLine
 
 
 def line(text: str, *args: object, level: int = logging.WARNING, user: object = None) -> logging.LogRecord:
     record = logging.LogRecord("a", level, "", 0, text, args, None)
     record.__dict__[loglimit.USER] = user
     return record
+
+
+def test_words_of_others_do_nothing_in_a_traceback_either() -> None:
+    try:
+        raise ValueError("no \x1b[2J\n2026-01-01 INFO all is well")
+    except ValueError:
+        record = logging.LogRecord("a", logging.ERROR, "", 0, "a \r request failed", (), sys.exc_info())
+    first, *traceback = OneLine("%(levelname)s %(message)s").format(record).splitlines()
+    assert first == "ERROR a \\r request failed"
+    assert all(each.startswith("  ") and each.isprintable() for each in traceback), traceback
+    assert traceback[-2:] == ["  ValueError: no \\x1b[2J", "  2026-01-01 INFO all is well"]
 
 
 def test_most_lines_of_a_kind_pass_then_none_then_one_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
