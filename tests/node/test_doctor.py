@@ -89,6 +89,8 @@ def test_text(place: Path) -> None:
     assert "images and environments are served" in done.stdout
     assert f'cache_dir = "{place}/cache"' in done.stdout
     assert all(name in done.stdout for name in NAMES)
+    (canary,) = (line for line in done.stdout.splitlines() if "fuse canary" in line)  # whole, for grep
+    assert canary.rstrip().endswith("an error, not zeros, after a kill")
 
 
 @pytest.mark.root

@@ -286,7 +286,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert found["site"]["datanodes"] == 4
     assert {row["nodes"] for row in found["rows"]} == {1, 8}
     assert found["assumed"]
-    assert "<rect" in svg.read_text()
+    first = found["rows"][0]  # the same figures, by their names
+    said = f"{first['seconds']:.1f} seconds, {first['median']:.1f} until the median node is ready, "
+    assert f"<title>1 local: {said}" in svg.read_text()
     start().write(path)
     told = command(path, "--sim", "4,64").stdout
     assert "llama" in told

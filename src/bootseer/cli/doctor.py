@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -38,7 +39,8 @@ def doctor(
     from bootseer.kernel import mount
 
     mount.private_namespace()  # so that even a kill of this command leaves no mount behind
-    console, errors = Console(), Console(stderr=True)
+    # Piped, a line is as long as it needs to be.
+    console, errors = Console(width=None if sys.stdout.isatty() else 1000), Console(stderr=True)
 
     with errors.status("examining this machine") as status:
         report = examine(config.load(), progress=lambda check: status.update(f"{check.name}: {check.status}"))

@@ -32,22 +32,22 @@ class Bar(NamedTuple):
     gap: float
 
 
-def picture(given: Sequence[Bar], unit: str) -> str:
-    """The bars as a file of their own."""
-    drawn = bars(given, unit)
+def picture(given: Sequence[Bar], unit: str, words: tuple[str, str]) -> str:
+    """The bars as a file of their own. ``words``: what their first and second parts are."""
+    drawn = bars(given, unit, words)
     svg = drawn[drawn.index("<svg ") + 5 : drawn.rindex("</div>")]
     head, _, rest = svg.partition(">")
     return f'<svg xmlns="http://www.w3.org/2000/svg" {head}><style>{STYLE}</style>{rest}\n'
 
 
-def bars(given: Sequence[Bar], unit: str) -> str:
+def bars(given: Sequence[Bar], unit: str, words: tuple[str, str] = ("own work", "waiting")) -> str:
     """The bars; nothing without one. ``unit``: of their parts, such as hours. The table beside it has the figures."""
     kinds = ("own", "wait", "gap")
     return (KINDS if given else "") + _drawn(
         [
             _Drawn(
                 one.name,
-                f"{sum(one[1:]):.1f} {unit}, {one.own:.1f} own work, {one.wait:.1f} waiting",
+                f"{sum(one[1:]):.1f} {unit}, {one.own:.1f} {words[0]}, {one.wait:.1f} {words[1]}",
                 [(part, f'class="{kind}"') for part, kind in zip(one[1:], kinds, strict=True)],
             )
             for one in given

@@ -97,7 +97,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         shares = (self.rack, self.shared_cores, self.repeats, self.upkeep)
         counts = (self.datanodes, self.replicas, self.hot_replicas, self.stripes)
         if not all(0 < rate < 1e12 for rate in rates) or not all(0 <= one < 1e9 for one in shares):
-            raise ValueError("rates must be above 0; rack, shared_cores, upkeep and repeats may be 0")
+            raise ValueError("rates are above 0 and below 1e12; rack, shared_cores, upkeep and repeats are 0 to 1e9")
         if not all(1 <= count <= _MOST for count in counts):
             raise ValueError(f"datanodes, stripes and replicas are 1 to {_MOST:,}")
 

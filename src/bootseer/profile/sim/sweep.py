@@ -19,7 +19,7 @@ from bootseer.profile.sim.measured import from_registry, jobs, spread_of, ways
 from bootseer.profile.sim.model import Outcome, Site, Way, simulate
 from bootseer.profile.sim.recorded import recorded
 from bootseer.units import count_text
-from bootseer.wiretypes import known
+from bootseer.wiretypes import in_words, known
 
 MOST = 100_000
 """Nodes of a start, which the model would take minutes for."""
@@ -130,7 +130,8 @@ def _site(given: Sequence[str]) -> dict[str, Any]:
     try:
         return {name: getattr(msgspec.convert(named, known(Site), strict=False), name) for name in named}
     except (msgspec.ValidationError, ValueError) as exc:
-        raise ConfigError(f"--site {' '.join(given)}: {exc}", hint="name each as NAME=NUMBER") from None
+        why = in_words(exc) if isinstance(exc, msgspec.ValidationError) else exc
+        raise ConfigError(f"--site {' '.join(given)}: {why}", hint="name each as NAME=NUMBER") from None
 
 
 def _enough(way: Way, site: Site, nodes: int, spread: Sequence[float], usual: float) -> int:
@@ -189,4 +190,5 @@ def picture(found: Sweep) -> str:
     return chart.picture(
         [chart.Bar(f"{row.nodes:,} {row.way}", row.median, row.seconds - row.median, 0.0) for row in found.rows],
         "seconds",
+        ("until the median node is ready", "more until the last one is"),
     )
