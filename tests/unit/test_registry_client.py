@@ -362,7 +362,7 @@ def test_blobs_are_named_by_sha256(server: Server) -> None:
     assert server.seen == []
 
 
-@pytest.mark.parametrize("damaged", ["layers", "config"])
+@pytest.mark.parametrize("damaged", ["layers", "config", "manifest"])
 @pytest.mark.parametrize("how", ["convert", "unpack"])
 def test_what_a_mirror_has_damaged_comes_from_the_registry(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
@@ -378,7 +378,12 @@ def test_what_a_mirror_has_damaged_comes_from_the_registry(
             one.blobs |= {f"sha256:{p.name}": p.read_bytes() for p in (tmp_path / "layout/blobs/sha256").iterdir()}
         good = mirror.blobs[spoiled.digest]
         mirror.blobs[spoiled.digest] = good[:100] + b"x" + good[101:]
+        if damaged == "manifest":  # of a tag, whose digest nobody knows
+            mirror.documents["v1"], mirror.blobs[spoiled.digest] = (b'{"schemaVersion": 2}', spec.MANIFEST), good
         monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", f"{server.address}=http://{mirror.address}")
+        if damaged == "manifest":
+            mirror.documents["i"], server.documents["i"] = (b'{"manifests": 1}', spec.INDEX), (body, spec.MANIFEST)
+            assert oci.resolve_digest(f"{server.address}/x:i") == wanted.digest
         if how == "convert":
             made = image.ensure(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work").record
             assert (made.image, made.members) == (wanted.digest, 2)
@@ -387,7 +392,7 @@ def test_what_a_mirror_has_damaged_comes_from_the_registry(
                 oci.unpack(opened, tmp_path / "root")
             assert (tmp_path / "root/g").read_bytes() == BLOB
     assert "with what the registry itself gives" in caplog.text
-    assert any(path.endswith(spoiled.digest) for path, _ in server.seen)
+    assert any(path.endswith("v1" if damaged == "manifest" else spoiled.digest) for path, _ in server.seen)
 
 
 def spool(server: Server, size: int, tmp_path: Path, how: str) -> None:

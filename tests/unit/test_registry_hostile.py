@@ -309,6 +309,20 @@ def test_pauses_that_a_server_asks_for_are_spread(monkeypatch: pytest.MonkeyPatc
     assert endpoint.backoff(1, endpoint.Again("a new link", after=0.0)) == 0
 
 
+@pytest.mark.parametrize("said", ["0", "Mon, 01 Jan 2018 00:00:00 GMT"])
+def test_a_busy_registry_that_says_now_is_not_asked_at_once(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """Red before: five requests within milliseconds, and given up."""
+    monkeypatch.undo()
+    pauses: list[float] = []
+    monkeypatch.setattr("bootseer.oci.endpoint.time.sleep", pauses.append)
+    with Server(lambda *_: reply(429, Retry_After=said)) as server, server.client() as client:
+        for ask in (lambda: client.manifest("x"), lambda: b"".join(client.blob(ITEM))):
+            with pytest.raises(UnavailableError, match="429"):
+                ask()
+    assert len(pauses) == 2 * endpoint.RETRIES
+    assert all(pause > 0.2 for pause in pauses)
+
+
 def test_a_damaged_mirror_rests_once_the_registry_was_asked_instead() -> None:
     with Server(ranges(BLOB)) as server, Server(ranges(bytes(len(BLOB)))) as mirror:
         with server.client(f"http://{mirror.address}") as client:

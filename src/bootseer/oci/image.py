@@ -128,26 +128,31 @@ def open_image(
     with contextlib.ExitStack() as undo:
         undo.callback(source.close)
         wanted = spec.Platform.parse(platform or spec.host_platform())
-        body, item = _manifest(ref, source, wanted)
-        manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
-        if manifest.config.media_type not in spec.CONFIG_TYPES:
-            kind = manifest.artifact_type or manifest.config.media_type
-            raise UnsupportedError(f"{ref} is no image, but an artifact of type {kind!r}", hint="name an image")
-        what = f"configuration of {ref}"
-        if manifest.config.size > spec.MAX_DOCUMENT:
-            raise DataError(f"{what} is larger than {spec.MAX_DOCUMENT} bytes")
-        raw = past_mirrors(source, lambda: b"".join(verified(source.blob(manifest.config), manifest.config, what)))
-        image = Image(ref, source, item, manifest, spec.decode(raw, spec.ImageConfig, what), wanted)
+        image = past_mirrors(source, lambda: _opened(ref, source, wanted))
         undo.pop_all()
     return image
+
+
+def _opened(ref: Reference, source: Source, wanted: spec.Platform) -> Image:
+    body, item = _manifest(ref, source, wanted)
+    manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
+    if manifest.config.media_type not in spec.CONFIG_TYPES:
+        kind = manifest.artifact_type or manifest.config.media_type
+        raise UnsupportedError(f"{ref} is no image, but an artifact of type {kind!r}", hint="name an image")
+    what = f"configuration of {ref}"
+    if manifest.config.size > spec.MAX_DOCUMENT:
+        raise DataError(f"{what} is larger than {spec.MAX_DOCUMENT} bytes")
+    raw = b"".join(verified(source.blob(manifest.config), manifest.config, what))
+    return Image(ref, source, item, manifest, spec.decode(raw, spec.ImageConfig, what), wanted)
 
 
 def resolve_digest(ref: Reference | str, *, platform: str = "", plain_http: bool | None = None) -> str:
     """The digest of the manifest that ``ref`` names now, for ``platform`` (default: this machine's); at most two small
     requests."""
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
+    wanted = spec.Platform.parse(platform or spec.host_platform())
     with contextlib.closing(_source(ref, plain_http)) as source:
-        return _manifest(ref, source, spec.Platform.parse(platform or spec.host_platform()))[1].digest
+        return past_mirrors(source, lambda: _manifest(ref, source, wanted)[1].digest)
 
 
 def digest_for(ref: Reference, logins: Logins | None) -> str:

@@ -52,15 +52,16 @@ class Answer(Closing):
 
     @property
     def retry_after(self) -> float | None:
-        """``Retry-After`` as seconds from now: a number, or an HTTP date (RFC 9110, 10.2.3)."""
+        """``Retry-After`` as seconds from now: a number, or an HTTP date (RFC 9110, 10.2.3). None also for now and
+        before, as of a clock that is slow: nobody asks at once a server that is busy."""
         text = self.headers.get("retry-after", "").strip()
         if (seconds := number(text)) is not None:
-            return float(seconds)
+            return float(seconds) or None
         try:
             then = email.utils.parsedate_to_datetime(text)
             if then.tzinfo is None:
                 then = then.replace(tzinfo=datetime.UTC)
-            return max(0.0, (then - datetime.datetime.now(datetime.UTC)).total_seconds())
+            return max(0.0, (then - datetime.datetime.now(datetime.UTC)).total_seconds()) or None
         except (ValueError, TypeError, OverflowError, IndexError):
             return None
 
