@@ -966,6 +966,20 @@ def test_what_could_not_be_tidied_is_swept_later(place: Path, environ: dict[str,
     assert [*(place / "state" / "run").iterdir(), *(place / "cache" / "overlays").iterdir()] == []
 
 
+def test_who_could_not_read_its_image_is_told_so(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Red before: only what the kernel makes of it, which takes the command for no program."""
+    write_image(tmp_path / "layout", [programs("sh", "cat")], config=CONFIG)
+    ref = f"oci:{tmp_path}/layout:v1"
+    record = image.ensure(ref, str(tmp_path / "store"), work_dir=tmp_path / "work").record
+    pack = max((tmp_path / "store/blobs").glob("*/*"), key=lambda path: path.stat().st_size)
+    pack.unlink()
+    done = cli(
+        {**environ, "BOOTSEER_STORE": str(tmp_path / "store")}, "image", "run", "--user", "0", ref, "sh", "-c", ""
+    )
+    assert done.returncode == 126
+    assert f"reads of tree {record.tree[:16]} failed, as bytes did not come or were damaged" in done.stderr
+
+
 def test_a_read_waits_for_a_store_whose_folder_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder on a network that is not mounted for some seconds; blocks of each layer are in a file of their own."""
     layers = [[Member("one", data=os.urandom(5 << 20))], [Member("two", data=os.urandom(5 << 20))]]

@@ -49,6 +49,7 @@ __all__ = [
     "mounted",
     "prefetch",
     "publish",
+    "tell_failed_reads",
 ]
 
 _LAZY = {"extract": "without_mount", "prefetch": "without_mount", "publish": "publish.tree"}
@@ -241,6 +242,15 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
     if silent:
         raise next(iter(silent.values()))
     raise NotFoundError(f"no tree is mounted as {what}", hint=f"running ones have their state in {base}")
+
+
+def tell_failed_reads(status: TreeStatus | None) -> None:
+    """A line in the log: what read may say something else, as a kernel does of a program that it could not read."""
+    if status and status.failed_reads:
+        log.warning(
+            "%d reads of tree %s failed, as bytes did not come or were damaged: the log of its block server says why",
+            status.failed_reads, status.id,
+        )  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

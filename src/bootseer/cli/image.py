@@ -170,6 +170,7 @@ def run(
     Example: bootseer image run --job bert -v /data:/data:ro registry:5000/team/torch:2.6 python train.py
     """
     from bootseer import image
+    from bootseer.blocks.tree import tell_failed_reads
     from bootseer.folders import owned_folder
     from bootseer.image import cdi, user
     from bootseer.image.mount import RUNS, STARTS
@@ -247,6 +248,9 @@ def run(
                 stop_grace=stop_grace,
                 stdin=interactive,
             )
+        if code:
+            with contextlib.suppress(BootseerError):
+                tell_failed_reads(mounted.status())
         if summary or logging.getLogger().isEnabledFor(logging.INFO):
             _print_summary(mounted, mount_seconds, time.monotonic() - began)
     raise typer.Exit(code)
