@@ -144,6 +144,29 @@ def test_everything_comes_out(site: Site) -> None:
     assert os.stat(site.folder / "plain" / "zeros").st_blocks * 512 < 100_000
 
 
+def test_a_folder_that_a_neighbour_exchanges_meanwhile_is_not_followed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red before: who can write above it led the files to wherever this user may write."""
+    victim, theirs, moved = (site.folder / name for name in ("victim", "theirs", "moved"))
+    (victim / "deep").mkdir(parents=True)
+    prepare = Extraction.prepare
+
+    def exchanged(self: Extraction) -> None:
+        prepare(self)
+        os.rename(site.folder / "plain", moved)
+        theirs.mkdir()
+        for name in moved.glob(".bootseer-extract-*"):
+            (theirs / name.name).symlink_to(name)
+        (theirs / "sub").symlink_to(victim)
+        (site.folder / "plain").symlink_to(theirs)
+
+    monkeypatch.setattr(Extraction, "prepare", exchanged)
+    extract(site.store, site.digest, site.folder / "plain")
+    assert [path.name for path in victim.iterdir()] == ["deep"]
+    assert fingerprint(moved) == site.want
+
+
 def test_a_small_file_is_opened_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, real = Counter[bytes](), os.open
 
@@ -496,7 +519,7 @@ def test_a_failure_at_the_end_leaves_nothing_behind_closed_folders(tmp_path: Pat
         "if not os.geteuid(): os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         "utime = os.utime\n"
         "def broken(what, **k):\n"
-        "    if what == os.fsencode(sys.argv[1] + '/z'): raise OSError(5, 'broken')\n"
+        "    if what.endswith(b'/z'): raise OSError(5, 'broken')\n"
         "    utime(what, **k)\n"
         "os.utime = broken\n"
         f"extract(FolderStore(Path({str(tmp_path / 'store')!r})), {site.digest!r}, Path(sys.argv[1]))"
@@ -524,7 +547,8 @@ def test_nothing_is_taken_after_the_end(site: Site) -> None:
             time.sleep(0.5)
             events.append(block)
 
-    sink = Slow(erofs.Reader(local.meta.read_bytes()), local.map, site.folder / "dest", site.folder)
+    dest = site.folder / "dest"
+    sink = Slow(erofs.Reader(local.meta.read_bytes()), local.map, dest, site.folder, dest)
     block = next(block for block in range(local.map.count) if not local.map.is_zero(block))
     writer = threading.Thread(target=sink.write, args=(block, bytes(local.map.length_of(block))))
     writer.start()

@@ -33,6 +33,7 @@ from bootseer.closing import descriptor
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import DataError, FullError, NotWritableError, doing, from_os_error
 from bootseer.folders import spread
+from bootseer.kernel import beneath
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store, uses
 
@@ -64,12 +65,35 @@ def extract(
     what is left out. ``profile``: whose earlier starts say which files to bring first. ``progress(done, total)`` counts
     bytes. ``seen``: whether somebody may look into ``dest`` before the end. After a failure ``dest`` is empty. Nothing
     is synced to disk. Raises `DataError` (also for more than ``most`` bytes of data), `FullError`, `NotFoundError`, or
-    `UnavailableError` when nothing came for ``stalled`` seconds."""
-    dest = Path(os.path.abspath(dest))
-    with doing(f"extract into {dest}"):
-        dest.mkdir(parents=True, exist_ok=True)
+    `UnavailableError` when nothing came for ``stalled`` seconds. Who may write above ``dest``, not in it, leads none of
+    it elsewhere."""
+    named = Path(os.path.abspath(dest))
+    with doing(f"extract into {named}"):
+        named.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            named.mkdir(0o755)
+        opened = os.open(named, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with descriptor(opened) as fd:  # whatever others who can write above it put in its place
+        _extract(store, digest, named, Path(beneath.shown(fd)), profile, streams, progress, stalled, most, seen)
+
+
+def _extract(
+    store: Store,
+    digest: str,
+    named: Path,
+    dest: Path,
+    profile: ProfileKey | None,
+    streams: int,
+    progress: Progress | None,
+    stalled: float,
+    most: int | None,
+    seen: bool,
+) -> None:
+    with doing(f"extract into {named}"):
         if any(dest.iterdir()):
-            raise NotWritableError(f"cannot extract into {dest}: it is not empty", hint="choose an empty or new folder")
+            raise NotWritableError(
+                f"cannot extract into {named}: it is not empty", hint="choose an empty or new folder"
+            )
         work = Path(tempfile.mkdtemp(prefix=".bootseer-extract-", dir=dest))
     try:
         tree = localize(store, digest, work)
@@ -79,11 +103,11 @@ def extract(
         spread(work if seen else dest)
         (files := work / "files").mkdir()
         reader = Reader(tree.meta.read_bytes(), data_size=tree.map.size)
-        site = Extraction(reader, tree.map, dest, files if seen else None)
+        site = Extraction(reader, tree.map, dest, files if seen else None, named)
         site.prepare()
         wanted = site.order(merge(traces, tree.map))
         if (free := shutil.disk_usage(dest).free) < (need := sum(map(tree.map.length_of, wanted))):
-            raise FullError(f"no space in {dest}: it has {free >> 20} MiB free, {need >> 20} MiB are needed")
+            raise FullError(f"no space in {named}: it has {free >> 20} MiB free, {need >> 20} MiB are needed")
         try:
             site.begin()
             fetch_all(store, site, wanted, streams=streams, stalled=stalled, progress=_in_bytes(progress, tree.map))
@@ -97,7 +121,7 @@ def extract(
     except BaseException as exc:
         _empty(dest)
         if isinstance(exc, OSError):
-            raise from_os_error(exc, f"extract into {dest}") from exc
+            raise from_os_error(exc, f"extract into {named}") from exc
         raise
 
 
@@ -133,11 +157,11 @@ class _File:
 
 
 class Extraction:
-    """The tree of ``reader`` on its way into ``dest``, as the cache of a fetcher; ``work`` holds files that are not
-    whole yet, None: they may lie in their places. `prepare`, `begin`, `write` for all blocks of `order` (once each,
-    from any thread), `close`, then `finish`."""
+    """The tree of ``reader`` on its way into ``dest``, which people call ``named``, as the cache of a fetcher; ``work``
+    holds files that are not whole yet, None: they may lie in their places. `prepare`, `begin`, `write` for all blocks
+    of `order` (once each, from any thread), `close`, then `finish`."""
 
-    def __init__(self, reader: Reader, blocks: BlockMap, dest: Path, work: Path | None) -> None:
+    def __init__(self, reader: Reader, blocks: BlockMap, dest: Path, work: Path | None, named: Path) -> None:
         self.folder = work or dest
         self._work = work and os.fsencode(work)
         self.map = blocks
@@ -151,7 +175,7 @@ class Extraction:
         self._writers: Writers | None = None
         self._folders: list[tuple[bytes, Inode]] = []
         self._shares: Shares[_File] = Shares(blocks.shift)
-        self._attributes = Attributes(reader, self._dest)
+        self._attributes = Attributes(reader, os.fsencode(named))
         self._turn = threading.Lock()
         """Of who makes files: beside each other threads spend most of their time at the lock of the folder."""
         self._cond = threading.Condition()
@@ -295,7 +319,7 @@ class Extraction:
             self._place(file)
 
     def _at(self, path: bytes) -> bytes:
-        return os.path.join(self._dest, path) if path else self._dest
+        return os.path.join(self._dest, path or b".")  # which no link to a descriptor is
 
     def _open(self, file: _File, *, sized: bool = True) -> int:
         new = 0 if file.begun else os.O_CREAT  # which locks the folder, also where the file is there
