@@ -31,7 +31,7 @@ from bootseer.blocks.metadata import LocalTree, localize
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.layout import layout_of
 from bootseer.blocks.profiles.library import ProfileKey
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, publisher, pyc, scan, snapshots
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inventory, publisher, pyc, scan, snapshots
 from bootseer.env.contents import ALIGN, Contents, File, read_layers
 from bootseer.env.inputs import Opened
 from bootseer.env.key import KeyDocument
@@ -451,9 +451,31 @@ def test_a_look_that_waits_for_a_processor_is_no_reason_for_a_pause(
     """The process has the idle priority. Red before: after a look that took it half a second of 20 ms of work nothing
     was stored for five seconds, in which the command ended."""
     walk = scan.walk
-    monkeypatch.setattr(scan, "walk", lambda *given: (time.sleep(0.3), walk(*given))[1])
+    monkeypatch.setattr(scan, "walk", lambda *given, **more: (time.sleep(0.3), walk(*given, **more))[1])
     with publisher.Work(begun(site)) as work:
         assert work.settled(lambda: False) < 0.1
+
+
+def test_a_folder_that_has_settled_is_listed_once_while_the_command_runs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, scandir = list[int](), os.scandir
+    monkeypatch.setattr(os, "scandir", lambda fd: (listed.append(fd), scandir(fd))[1])
+    monkeypatch.setattr(publisher, "_SETTLED", -1.0)
+    with publisher.Work(begun(site)) as work:
+        upper = site.root / "area/upper/0"
+        work.settled(lambda: False)
+        before = len(listed)
+        (upper / "early").write_bytes(b"changed in place, which its folder does not tell")
+        work.settled(lambda: False)
+        assert (before, len(listed)) == (2, 2)
+        (upper / "late").write_bytes(b"new")
+        work.settled(lambda: False)
+        assert len(listed) == 3
+        assert work.publish(End(Opened(), 0, 1.0, [], None, alone=True)) == (True, "")
+    (path,) = site.store.glob("env/lists/*")
+    found = {entry.path: entry.size for entry in inventory.decode(path.read_bytes(), targets=1)}
+    assert found == {"0": 0, "0/early": 48, "0/late": 3}
 
 
 @pytest.mark.parametrize("when", ["command", "end"])

@@ -67,11 +67,12 @@ class LayerContent(NamedTuple):
     secrets: list[tuple[str, str]]
 
 
-def read_layers(contents: Contents, targets: int, *roots: Path) -> LayerContent:
+def read_layers(contents: Contents, targets: int, *roots: Path, known: Iterable[Item] = ()) -> LayerContent:
     """Place all that the layer directories ``0``, ``1``, ... of ``roots`` hold; a name that several have is that of the
-    first. Raises `UnsupportedError` for device nodes, sockets and FIFOs, and for entries only their own overlay can
-    read; `DataError` when something changes meanwhile, `OSError` when it cannot be read."""
-    items, gone = layer.list_layers(targets, *roots)
+    first, of which ``known`` is the list, if there is one. Raises `UnsupportedError` for device nodes, sockets and
+    FIFOs, and for entries only their own overlay can read; `DataError` when something changes meanwhile, `OSError` when
+    it cannot be read."""
+    items, gone = layer.list_layers(targets, *roots, known=known)
     first = layer.firsts(items)
     with contextlib.ExitStack() as stack:
         opened = {root: stack.enter_context(beneath.folder(root)) for root in roots if root.exists()}
@@ -124,7 +125,7 @@ class Contents:
         for file in files if self._early else ():
             if file.path not in self._early and _MOVED.search(file.path):  # what they say depends on where they lie
                 self._placed.pop(state_of(file.status), None)
-        for unit in _units(files):
+        for unit in _units(files) if any(state_of(file.status) not in self._placed for file in files) else ():
             self._unit(unit)
         if found := list(self._scan.findings()):
             return found

@@ -49,19 +49,19 @@ class Item(NamedTuple):
         return f"{self.base}/{self.path}"
 
 
-def list_layers(targets: int, *roots: Path) -> tuple[list[Item], list[Item]]:
+def list_layers(targets: int, *roots: Path, known: Iterable[Item] = ()) -> tuple[list[Item], list[Item]]:
     """What the layer directories ``0``, ``1``, ... of all ``roots`` hold, in inventory order; a name that several have
-    is that of the first, but that a directory takes the place of a whiteout. Then the whiteouts that gave way. Raises
-    `OSError` when something cannot be read."""
-    found: dict[str, Item] = {}
+    is that of the first, but that a directory takes the place of a whiteout. Then the whiteouts that gave way.
+    ``known``: what the first root holds, if that is listed already. Raises `OSError` when something cannot be read."""
+    found = {item.path: item for item in known}
     gone: list[Item] = []
-    for root in roots:
+    for root in roots[bool(found) :]:
         there = [str(number) for number in range(targets) if (root / str(number)).is_dir() or root == roots[0]]
-        for path, status, known in _walk(root, there):
+        for path, status, attributes in _walk(root, there):
             other = found.get(path)
             if other and stat.S_ISCHR(other.status.st_mode) and stat.S_ISDIR(status.st_mode):
                 gone.append(found.pop(path))
-            found.setdefault(path, Item(path, root, status, known))
+            found.setdefault(path, Item(path, root, status, attributes))
     return sorted(found.values(), key=lambda item: sort_key(item.path)), gone
 
 

@@ -8,6 +8,7 @@ the snapshot is published, or why not."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import math
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -75,6 +76,7 @@ class Work:
         self._stack.close()
         self._put = self._ready = self._total = 0
         self._early = self.failed = False
+        self._settled = scan.Settled()
         with self._stack as stack:
             self._work = self._folder(stack)
             self.store = open_store(self._begin.store_url)
@@ -132,25 +134,33 @@ class Work:
             return 0.0
         self._early = True
         try:
-            return self._stored(Path(self._begin.area, "upper"), time.time() - _SETTLED, stop)
+            upper, before = Path(self._begin.area, "upper"), time.time() - _SETTLED
+            began = time.thread_time()  # at idle priority it may take long to get a moment of a processor
+            found = [*scan.walk(upper, settled=self._settled, before=before)]
+            looked = time.thread_time() - began
+            self._stored(upper, found, before, stop)
+            return looked
         except (BootseerError, OSError) as exc:
             log.info("nothing is stored before the command has ended: %s", exc)
             self.failed = True
             return 0.0
 
-    def _stored(self, layers: Path, before: float, stop: Callable[[], bool] = lambda: False) -> float:
-        """What last changed before then, as far as nobody has it open for writing, goes on its way."""
-        began = time.thread_time()  # at idle priority it may take long to get a moment of a processor
+    def _stored(
+        self,
+        layers: Path,
+        found: Iterable[tuple[str, os.stat_result]],
+        before: float = math.inf,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """What of ``found`` last changed before then, as far as nobody has it open for writing, goes on its way."""
         with beneath.folder(layers) as root:
-            files = [File(root, path, status) for path, status in scan.walk(layers) if stat.S_ISREG(status.st_mode)]
-            looked = time.thread_time() - began
+            files = [File(root, path, status) for path, status in found if stat.S_ISREG(status.st_mode)]
             for _ in self._contents.early(files, before):
                 faults.point("env.publish.early")
                 self._tree.packs.hand_over()
                 if stop():
                     break
         self._tree.packs.hand_over()
-        return looked
 
     def publish(self, end: End) -> tuple[bool, str]:
         """(published, why not). Raises `BootseerError`, `OSError` when it could not be. What was stored early, when it
@@ -173,15 +183,16 @@ class Work:
         with ThreadPoolExecutor(1, "inputs") as beside:
             hashed = beside.submit(end.inputs.digested, self._spec, begin.config)  # at once: the job may write to these
             layers = self._staged(end) if end.changes else Path(begin.area, "upper")
-            if begin.area:
-                self._stored(layers, math.inf)  # first: the link is busy while the rest is made
+            listed, _ = layer.list_layers(len(targets), layers)
+            self._total = sum(item.status.st_size for item in listed if stat.S_ISREG(item.status.st_mode))
+            if begin.area:  # first: the link is busy while the rest is made
+                self._stored(layers, ((item.path, item.status) for item in listed))
             read = hashed.result()
         compiled = self._work / "compiled"
         for number, target in enumerate(self._spec.targets):
             pyc.compile_missing(self._spec, target, layers / str(number), compiled / str(number))
         faults.point("env.publish.before-build")
-        self._total = sum(status.st_size for _, status in scan.walk(layers) if stat.S_ISREG(status.st_mode))
-        found = read_layers(self._contents, len(targets), layers, compiled)
+        found = read_layers(self._contents, len(targets), layers, compiled, known=listed)
         if found.secrets:
             path, what = found.secrets[0]
             log.warning("not published: %s in %s (%d in all)", what, path, len(found.secrets))
@@ -236,6 +247,7 @@ def entered(name: str) -> tuple[io.BytesIO, int]:
     background.call_it(name)
     bounds.be_ended_early(_SCORE)
     bounds.limit_memory()
+    gc.disable()  # it would go through hundreds of thousands of objects, none of them garbage
     fd, answer = int(sys.argv[1]), os.dup(1)
     os.dup2(2, 1)
     signal.signal(signal.SIGTERM, _cancelled)

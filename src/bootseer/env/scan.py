@@ -41,14 +41,19 @@ def mount_points_below(root: Path) -> set[str]:
     return {entry.target for entry in mounts.below(root)}
 
 
+Settled = dict[str, tuple[int, list[tuple[str, os.stat_result]]]]
+"""Folders in which nothing has changed for a while: when they last did (ns), and what is in them."""
 UNREADABLE = (errno.ENAMETOOLONG, errno.EACCES)
 """Of a folder deeper than any path may be long, or closed to us."""
 
 
-def walk(root: Path, *, skip: Collection[int] = ()) -> Iterator[tuple[str, os.stat_result]]:
+def walk(
+    root: Path, *, skip: Collection[int] = (), settled: Settled | None = None, before: float = 0.0
+) -> Iterator[tuple[str, os.stat_result]]:
     """(path relative to ``root``, lstat) of each entry below it, directories before their content; not ``root`` itself,
     nor mount points below it with all they hold. Raises `OSError` for what cannot be read, but for the errors to
-    ``skip``; entries that vanish meanwhile are skipped."""
+    ``skip``; entries that vanish meanwhile are skipped.
+    What last changed ``before`` is noted in ``settled``, and not looked at again while its folder stays the same."""
     try:
         base = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -60,7 +65,7 @@ def walk(root: Path, *, skip: Collection[int] = ()) -> Iterator[tuple[str, os.st
         while stack:
             folder = stack.pop()
             below: list[str] = []
-            for name, found in _listing(base, folder, skip):
+            for name, found in _listing(base, folder, skip, settled, before):
                 path = f"{folder}/{name}" if folder else name
                 if fence and f"{real}/{path}" in fence:
                     continue
@@ -72,19 +77,29 @@ def walk(root: Path, *, skip: Collection[int] = ()) -> Iterator[tuple[str, os.st
         os.close(base)
 
 
-def _listing(root: int, folder: str, skip: Collection[int]) -> list[tuple[str, os.stat_result]]:
+def _listing(
+    root: int, folder: str, skip: Collection[int], settled: Settled | None, before: float
+) -> list[tuple[str, os.stat_result]]:
     """(name, lstat) of what is in ``folder`` now, by name; nothing when that is no folder any more."""
     try:
-        with beneath.folder(folder, root=root) as fd, os.scandir(fd) as items:
+        with beneath.folder(folder, root=root) as fd:
+            own = os.fstat(fd)
+            changed, known = (settled or {}).get(folder, (0, []))
+            if changed == own.st_ctime_ns:
+                return known
             rows = []
-            for item in items:
-                with contextlib.suppress(FileNotFoundError):
-                    rows.append((item.name, item.stat(follow_symlinks=False)))
+            with os.scandir(fd) as items:
+                for item in items:
+                    with contextlib.suppress(FileNotFoundError):
+                        rows.append((item.name, item.stat(follow_symlinks=False)))
     except OSError as exc:
         if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, *skip):
             return []
         raise
-    return sorted(rows)
+    rows.sort()
+    if settled is not None and all(found.st_ctime < before for found in (own, *(found for _, found in rows))):
+        settled[folder] = own.st_ctime_ns, rows
+    return rows
 
 
 def rows(root: Path) -> dict[str, str]:
