@@ -76,6 +76,16 @@ def test_the_python_that_the_command_names_counts(tmp_path: Path, command: list[
     assert key.build(one).python.soabi == found
 
 
+@pytest.mark.parametrize("made", ["script", "program"])
+def test_a_python_that_does_not_answer_is_said(tmp_path: Path, made: str) -> None:
+    """Red before: ``list index out of range``, and of a script nothing."""
+    python = tmp_path / "python3"
+    python.write_bytes(b"#!/bin/sh\n" if made == "script" else Path("/bin/true").read_bytes())
+    python.chmod(0o755)
+    with pytest.raises(ConfigError, match=f"cannot ask the interpreter {python} for its version: it says ''"):
+        key.build(spec(tmp_path, command=("sh", "s.sh"), environ={"PATH": str(tmp_path)}))
+
+
 def test_same_inputs_same_key(folder: Path) -> None:
     assert key.build(spec(folder)).key == key.build(spec(folder)).key
 

@@ -174,6 +174,8 @@ def describe(python: str, config: Config | None = None) -> PythonInfo:
 
     def ask() -> str:
         done = subprocess.run([python, "-I", "-S", "-c", _ASK], capture_output=True, text=True, timeout=30, check=True)
+        if done.stdout.count(" ") < 2:
+            raise ValueError(f"it says {done.stdout[:80]!r}")
         return done.stdout.rstrip("\n")
 
     fd = -1
@@ -182,10 +184,10 @@ def describe(python: str, config: Config | None = None) -> PythonInfo:
             fd = os.open(python, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         is_program = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, 4, 0) == b"\x7fELF"
         found = (remembered.fact(config, fd, "interpreter", ask) if is_program else ask()).split(" ", 3)
-        if is_program and os.path.realpath(found[3]) != os.path.realpath(python):  # mise and rye look at the folder
+        if is_program and os.path.realpath(found[-1]) != os.path.realpath(python):  # mise and rye look at the folder
             found = ask().split(" ", 3)
         return PythonInfo(*found[:3])
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError) as exc:
+    except (OSError, subprocess.SubprocessError, ValueError) as exc:
         raise ConfigError(f"cannot ask the interpreter {python} for its version: {exc}") from None
     finally:
         if fd >= 0:
