@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -1139,6 +1140,32 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
     assert node.run().reason == "hit"
 
 
+@pytest.mark.parametrize(
+    ("script", "change"),
+    [
+        ("python3 -m pip install -q --no-index --find-links {out}/w --target env p", "echo >{out}/w/README.md"),
+        ("[ -d ~/.cargo ] || [ -f ~/.cargo/config.toml ] || echo no", "mkdir ~/.cargo; >~/.cargo/credentials.toml"),
+    ],
+    ids=["a note beside wheels", "a folder of logins"],
+)
+def test_what_no_command_reads_is_no_reason_for_a_miss(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, change: str
+) -> None:
+    out = tmp_path / "out"
+    (out / "w").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(out))
+    with zipfile.ZipFile(out / "w/p-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("p.py", "V = 1\n")
+        wheel.writestr("p-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: p\nVersion: 1\n")
+        wheel.writestr("p-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("p-1.dist-info/RECORD", "p.py,,\n")
+    node.write("s.sh", f"mkdir -p env; {{ {script.format(out=out)}; }} >env/made\n")
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    node.release()
+    subprocess.run(change.format(out=out), shell=True, check=True)
+    assert node.run().reason == "hit"
+
+
 def test_what_is_met_in_a_list_or_of_one_start_is_no_name(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1442,7 +1469,7 @@ def _refuse(self: Opens) -> None:
     raise PermissionError(1, "Operation not permitted")
 
 
-@pytest.mark.parametrize("why", ["refused", "namespace", "its own", "a child's", "mounted", "name"])
+@pytest.mark.parametrize("why", ["refused", "namespace", "its own", "a child's", "by a record", "mounted", "name"])
 def test_what_can_never_be_observed_is_said(node: Node, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another start of the same command would not be observed, either."""
     text = {
@@ -1450,6 +1477,7 @@ def test_what_can_never_be_observed_is_said(node: Node, why: str, monkeypatch: p
         "namespace": "it started unshare",
         "its own": "it went into other mounts",
         "a child's": "it went into other mounts",
+        "by a record": "it went into other mounts",
         "mounted": f"it mounted {node.work}/mnt",
         "name": "it read a file whose name is not UTF-8",
     }[why]
@@ -1460,9 +1488,13 @@ def test_what_can_never_be_observed_is_said(node: Node, why: str, monkeypatch: p
         node.write("s.sh", "mkdir -p env; cat * > env/made 2> env/errors; :\n")
     elif why == "namespace":
         node.write("s.sh", "unshare -m cat r.txt > env/made\n")
-    elif why in ("its own", "a child's"):  # as sandboxes of builds do
-        call = "272, 0x20000)" if why == "its own" else "56, 0x20011, 0, 0, 0, 0) and os._exit(os.wait()[1])"
-        code = f"import ctypes, os; ctypes.CDLL(None).syscall({call}; print(open('r.txt').read())"
+    elif why in ("its own", "a child's", "by a record"):  # as sandboxes of builds do
+        given = {
+            "a child's": "56, 0x20011, 0, 0, 0, 0)",
+            "by a record": "435, struct.pack('5Q48x', 1 << 17, 0, 0, 0, 17), 88)",
+        }
+        call = f"{given[why]} and os._exit(os.wait()[1])" if why in given else "272, 0x20000)"
+        code = f"import ctypes, os, struct; ctypes.CDLL(None).syscall({call}; print(open('r.txt').read())"
         node.write("s.sh", f'{sys.executable} -c "{code}" > env/made\n')
     else:
         node.write("s.sh", "cat r.txt > env/made; mkdir mnt; mount --bind . mnt\n")

@@ -56,6 +56,7 @@ _MOVES = pattern(
     rb"|\bln\s+(?!\s|-\w*s|--s)|\bcp\s+(?:-\S+\s+)*-(?:\w*l|-link)"
 )
 _COMMENT = pattern(rb"(?m)(?:^|(?<=\s))#.*$")
+_FIND_LINKS = pattern(r"--find-links[= ]+[\"']?([^\s\"';&|]+)")
 _GLOB = pattern(r"\*\.\w+")
 MAX_VARIABLES = 10_000
 _SEARCHED = 4 << 20
@@ -113,8 +114,6 @@ class Observer:
         if self._opens:
             self._opens.end()
         self._lookups.end()  # in the mounts of before: what it leaves to a thread holds none of the command's
-        if self._lookups.lost:
-            log.warning("the command looked for so many files at once that some of them do not count")
         if self._opens and kind is None:
             self._settle(self._opens)
         left, ended = _waiting_input(self._opens is not None)
@@ -296,9 +295,12 @@ class Observer:
         is_own = {one: any(path.startswith(f"{one}/") for path in own) for one in opens.folders}
         globs = {kind for text in self.scripts() for kind in _GLOB.findall(text)}
         own_globs = {} if self._spec.contained else names.globbed([*self.scripts()], self._spec.env, self._work)
+        links = {os.path.join(self._work, found) for text in self.scripts() for found in _FIND_LINKS.findall(text)}
+        links = {os.path.realpath(one) for one in links}  # in these an installer looks for packages alone
         copied = {
             one: self._copied(one, opens, globs if mine else None, own_globs.get(one, set()))
             for one, mine in is_own.items()
+            if one not in links
         }
         out |= {folder: inside for folder, inside in copied.items() if inside}
         out |= self._only_listed(opens, out)

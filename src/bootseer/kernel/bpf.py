@@ -20,7 +20,7 @@ HASH, ARRAY, SCRATCH, RING = 1, 2, 6, 27
 """Kinds of maps: a hash; numbers to values; the same for each processor; a queue that is read by `mmap`."""
 TRACEPOINT, RAW_TRACEPOINT = 5, 17
 """Kinds of programs."""
-GET, PUT, DROP, TASK, PROGRAM, READ_KERNEL, READ_USER_TEXT, SEND = 1, 2, 3, 14, 16, 113, 114, 130
+GET, PUT, DROP, TASK, PROGRAM, READ_USER, READ_KERNEL, READ_USER_TEXT, SEND = 1, 2, 3, 14, 16, 112, 113, 114, 130
 """Helpers of the kernel, for `Code.call`."""
 NO_WAKE = 1
 """For `SEND`: who waits for the queue is not woken."""
@@ -166,6 +166,10 @@ class Code:
     def if_more(self, register: int, value: int, label: str) -> Self:
         """As unsigned numbers."""
         return self._jump(0x25, register, label, value)
+
+    def if_has(self, register: int, bits: int, label: str) -> Self:
+        """Any of them."""
+        return self._jump(0x45, register, label, bits)
 
     def go(self, label: str) -> Self:
         return self._jump(0x05, 0, label, 0)

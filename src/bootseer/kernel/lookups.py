@@ -29,7 +29,7 @@ from bootseer.kernel import bpf, libc
 _CALLS: dict[str, tuple[int, int, dict[int, tuple[int, int, int]]]] = {}
 """Machine -> where a call's number lies among the registers that the kernel keeps, how many bytes it has, and, by that
 number, where the path and the folder's descriptor lie (0: none), and what it is."""
-_LOOKS, _MAKES, _ENTERS, _ENTERS_BY_DESCRIPTOR, _FORKS, _OPENS, _FINDS, _LEAVES = 1, 2, 3, 4, 5, 6, 7, 8
+_LOOKS, _MAKES, _ENTERS, _ENTERS_BY_DESCRIPTOR, _FORKS, _OPENS, _FINDS, _LEAVES, _CLONES = 1, 2, 3, 4, 5, 6, 7, 8, 9
 _SYSTEM = ("/usr", ("/lib", "/sha", "/inc"))
 """How names begin, and go on, that are there on each node: most that are looked for."""
 _AT_FOLDER, _HEAD, _PATH = -100, struct.Struct("=iiq16s"), 4096
@@ -55,12 +55,14 @@ def _calls() -> None:
     two |= dict.fromkeys((257, 437), (si, di, _OPENS))  # openat openat2
     enter = {2: (di, 0, _OPENS), 80: (di, 0, _ENTERS), 81: (di, 0, _ENTERS_BY_DESCRIPTOR)}
     enter |= {56: (di, di, _LEAVES), 272: (di, di, _LEAVES), 308: (si, si, _LEAVES)}  # clone unshare setns: their flags
+    enter[435] = di, di, _CLONES  # clone3: where its flags are
     _CALLS["x86_64"] = 120, 8, {**one, **two, **enter, 83: (di, 0, makes), 258: (si, di, makes)}
     first, second = 272, 8  # struct pt_regs of arm64: the first argument is kept apart, as its place takes the result
     two = dict.fromkeys((79, 78, 48, 281, 291, 439), (second, first, looks))
     two |= dict.fromkeys((56, 437), (second, first, _OPENS))
     enter = {49: (first, 0, _ENTERS), 50: (first, 0, _ENTERS_BY_DESCRIPTOR)}
     enter |= {220: (first, first, _LEAVES), 97: (first, first, _LEAVES), 268: (second, second, _LEAVES)}
+    enter[435] = first, first, _CLONES
     _CALLS["aarch64"] = 280, 4, {**two, **enter, 221: (first, 0, looks), 34: (second, first, makes)}
 
 
@@ -83,8 +85,6 @@ class Lookups:
         self.made: set[str] = set()
         self.failure = ""
         """By which accident ``absent`` is not whole; empty when by none."""
-        self.lost = False
-        """Whether so many were looked for at once that the kernel kept some of them for itself."""
         self._fds: list[int] = []
         self._attached: list[int] = []
         self.left = ""
@@ -119,6 +119,8 @@ class Lookups:
     def end(self) -> None:
         """May be called twice. The kernel takes tens of milliseconds to let go of the programs: in a thread."""
         if self._thread:
+            if not self.failure and bpf.look_up(self._dropped, bytes(4), 8) != bytes(8):
+                self.failure = "a lookup was lost: there were too many at once"
             os.eventfd_write(self._wake, 1)
             self._thread.join(_JOIN_SECONDS)
             if self._thread.is_alive():
@@ -126,7 +128,6 @@ class Lookups:
                 attached, self._attached = self._attached, []
                 _close(attached)
                 return  # the thread still uses the descriptors
-            self.lost = bpf.look_up(self._dropped, bytes(4), 8) != bytes(8)
             self._thread = None
             self._done.close()
             self._queue.close()
@@ -173,13 +174,17 @@ class Lookups:
         code.stack(1, -16).number(2, number_size).copy(3, 6).add(3, number_at).call(bpf.READ_KERNEL)
         code.stack(2, -16).map(1, table).call(bpf.GET).if_is(0, 0, "out").get(1, 0, 0).put(10, -24, 1)
         code.get(1, 10, -20, 4).if_is(1, 0, "out").if_is(1, _LOOKS, "look").if_is(1, _OPENS, "look")
-        code.if_is(7, 0, "send").if_not(1, _ENTERS, "out").number(1, _LOOKS).label("look").copy(2, 1)
-        code.number(1, _LOOKS).if_is(7, _ABSENT[0], "kind").if_is(7, _ABSENT[1], "kind")
+        code.if_not(1, _CLONES, "other").if_is(7, 0, "out").go("send").label("other")  # a child may share its memory
+        code.if_is(7, 0, "send").if_not(1, _ENTERS, "out").number(1, _LOOKS)
+        code.label("look").copy(2, 1).number(1, _LOOKS).if_is(7, _ABSENT[0], "kind").if_is(7, _ABSENT[1], "kind")
         code.number(1, _FINDS).if_is(2, _LOOKS, "kind").number(1, _OPENS).label("kind").put(10, -20, 1, 4).label("send")
         code.number(1, 0).put(10, -32, 1, 4).stack(2, -32).map(1, scratch).call(bpf.GET).if_is(0, 0, "out").copy(9, 0)
         code.put(9, 0, 8, 4).get(1, 10, -20, 4).put(9, 4, 1, 4)
         code.number(1, _AT_FOLDER).put(10, -40, 1).get(4, 10, -22, 2).if_is(4, 0, "here")
         code.stack(1, -40).number(2, 8).copy(3, 6).plus(3, 4).call(bpf.READ_KERNEL)
+        code.get(1, 10, -20, 4).if_not(1, _CLONES, "here").number(1, _LEAVES).put(9, 4, 1, 4)
+        code.stack(1, -40).number(2, 8).get(3, 10, -40).call(bpf.READ_USER)
+        code.get(1, 10, -40).if_has(1, libc.CLONE_NEWNS, "here").go("out")
         code.label("here").get(1, 10, -40).put(9, 8, 1)
         code.copy(1, 9).add(1, 16).number(2, 16).call(bpf.PROGRAM)
         code.stack(1, -48).number(2, 8).copy(3, 6).get(4, 10, -24, 2).plus(3, 4).call(bpf.READ_KERNEL)
