@@ -113,6 +113,7 @@ def test_a_text_with_a_credential_stays_on_the_node(nodes: Nodes) -> None:
     assert nodes.generations == [1]
 
 
+@pytest.mark.parametrize("nodes", ["mount"], indirect=True)
 def test_two_nodes_that_end_at_once_both_count(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = nodes.start("a"), nodes.start("b")
     add(first, "aa/one.so", "aa/both.so")

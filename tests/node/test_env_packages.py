@@ -103,6 +103,10 @@ def nodes(request: pytest.FixtureRequest, tmp_path: Path, python_with_pip: Path)
     made.leave()
 
 
+whichever = pytest.mark.parametrize("nodes", ["uv"], indirect=True)
+"""What is the same for each installer."""
+
+
 def test_one_changed_requirement_costs_one_download_on_an_empty_node(nodes: Nodes) -> None:
     nodes.run("alpha", "beta==1", "gamma")
     assert nodes.said == "cold"
@@ -132,6 +136,7 @@ def test_no_login_and_no_cookie_is_in_what_others_get(nodes: Nodes) -> None:
     assert nodes.said == "restored generation 1"
 
 
+@whichever
 def test_what_cannot_be_read_costs_no_more_than_the_command_without_it(nodes: Nodes, tmp_path: Path) -> None:
     nodes.run("alpha", "beta==1", "gamma")
 
@@ -145,6 +150,7 @@ def test_what_cannot_be_read_costs_no_more_than_the_command_without_it(nodes: No
     assert nodes.said in ("none: not all of them could be read", "restored generation 1")
 
 
+@whichever
 def test_a_failed_command_leaves_nothing_and_others_of_another_owner_get_nothing(nodes: Nodes) -> None:
     nodes.run("alpha", "nothing-like-it", expect=1)
     nodes.next("alpha", "beta==1")
@@ -162,6 +168,7 @@ def test_where_the_job_says_itself_where_its_cache_is_it_is_left_alone(nodes: No
     assert len(snapshots.names(open_store(nodes.store))) == 1, "there is more than the environment"
 
 
+@whichever
 def test_a_cache_folder_that_cannot_be_is_no_reason_not_to_start(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> object:
         raise OSError(28, "No space left on device")
@@ -171,6 +178,7 @@ def test_a_cache_folder_that_cannot_be_is_no_reason_not_to_start(nodes: Nodes, m
     assert nodes.said.startswith("none: ")
 
 
+@whichever
 def test_the_command_waits_for_no_capture_and_nothing_stays_mounted(nodes: Nodes, tmp_path: Path) -> None:
     own = {name: str(tmp_path / name) for name in ("cache", "state")}
     environ = {**nodes.environ, "BOOTSEER_STORE": nodes.store}
