@@ -1,5 +1,6 @@
 """Python programs as processes of their own, forked from one that has loaded the package: a command line begins after
-20 ms of a processor instead of 300. Nothing else about them is other than of those that are started.
+20 ms of a processor instead of 300, and is as urgent as others: a publication, which runs when nobody else does, would
+keep a test waiting on a busy machine. Nothing else about them is other than of those that are started.
 
 ``python -m support.forked FD`` is that one process of a test run: it takes requests from the socket FD until that ends.
 """
@@ -68,8 +69,6 @@ class _Program(msgspec.Struct):
     uid: int | None
     gid: int | None
     gids: list[int] | None
-    policy: int
-    niceness: int
     fds: list[int]
     """What those that come with this are to be."""
 
@@ -181,7 +180,6 @@ def _program(given: dict[str, Any]) -> tuple[_Program | None, list[int]]:
     program = _Program(
         argv[1:], known, folder, given["start_new_session"], given["process_group"], umask,
         given["uid"], given["gid"], given["gids"],
-        os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id()),
         [0, 1, 2, *given["pass_fds"]],
     )  # fmt: skip
     return program, fds
@@ -255,8 +253,6 @@ def _set_up(program: _Program, told: int, *fds: int) -> None:
     elif program.group >= 0:
         os.setpgid(0, program.group)
     os.umask(program.umask)
-    os.setpriority(os.PRIO_PROCESS, 0, program.niceness)
-    os.sched_setscheduler(0, program.policy, os.sched_param(0))
     os.chdir(program.folder)
     least = max(200, *program.fds) + 1  # above what they are to be
     told, *fds_there = (fcntl.fcntl(fd, fcntl.F_DUPFD, least) for fd in (told, *fds))

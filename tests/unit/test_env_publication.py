@@ -191,6 +191,7 @@ def test_nobody_waits_for_one_that_was_killed_while_the_command_ran(site: Site) 
     assert b'"unshared"' in left.read_bytes()
 
 
+@pytest.mark.usefixtures("children")
 def test_it_runs_when_nobody_else_does(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "env.publish.before-capture=sleep:5")
     result = site.run()
