@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bootseer.backends.engine.model import Attempt, Outcome, Place, ReadRequest, Relocate
-from bootseer.backends.engine.policy import Scheduler
+from bootseer.backends.engine.policy import TICK, Scheduler
 from bootseer.backends.interface import SLOWEST
 from bootseer.errors import BootseerError, DataError, UnavailableError
 
 STEP = 0.002
 """Seconds of virtual time at once."""
-TICK = 0.010
 
 
 @dataclass
@@ -87,7 +86,7 @@ class Cluster:
             assert self.now < limit, "it does not end"
             while waiting and waiting[0][0] <= self.now:
                 scheduler.submit(waiting.pop(0)[1], self.now)
-            if self.now - ticked >= scheduler.pause:
+            if self.now - ticked >= TICK:
                 scheduler.tick(self.now)
                 ticked = self.now
             for attempt in scheduler.cancels():

@@ -80,6 +80,19 @@ def test_demand_brings_right_bytes(rig: Rig) -> None:
     assert fetcher.stats[Fetched.BYTES_DEMAND] == sum(rig.blob.map.lengths[:10])
 
 
+def test_threads_without_work_sleep_while_others_fetch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = rig.fetcher(streams=12)
+    rig.store.hold()
+    fetcher.submit(rig.real[0], rig.real[0], lambda *_: None)
+    until(lambda: fetcher._watch.flights)
+    fetcher.eager()  # which wakes all
+    time.sleep(0.3)
+    looks, take = [], fetcher._order.take
+    monkeypatch.setattr(fetcher._order, "take", lambda *now: looks.append(now) or take(*now))
+    time.sleep(1.0)
+    assert len(looks) <= 12, "one each 0.1 s, for what a pause has held back, not one of each thread"
+
+
 def test_the_rate_of_a_link_is_that_of_requests_side_by_side() -> None:
     link = LinkRate()
     link.begin(10.0)

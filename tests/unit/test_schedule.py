@@ -352,19 +352,6 @@ def test_a_datanode_that_was_frozen_is_used_again():
     assert cluster.given["a"] - before > 48 * MB
 
 
-def test_slow_transfers_are_looked_at_less_often_than_quick_ones():
-    scheduler = Scheduler()
-    assert scheduler.pause == 0.01
-    for key in "ab":
-        scheduler.node(key, key)
-    scheduler.submit(request(["ab"], 8 * MB), 0.0)
-    assert scheduler.take(0.0) is not None
-    for seconds, pause in ((0.01, 0.01), (0.15, 0.03), (4.0, 0.05)):
-        for _ in range(64):
-            scheduler.durations.add(4 * MB, seconds)
-        assert scheduler.pause == pytest.approx(pause)
-
-
 def test_a_tick_looks_only_at_the_datanodes_of_live_requests(monkeypatch):
     names = [f"n{i}" for i in range(500)]
     scheduler, cluster = Scheduler(), Cluster({name: SimNode(60 * MB) for name in names})

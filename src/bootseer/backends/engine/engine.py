@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.backends.engine import memory
 from bootseer.backends.engine.model import Attempt, CopyBack, Outcome, Place, ReadRequest, Relocate, Tuning
-from bootseer.backends.engine.policy import Scheduler
+from bootseer.backends.engine.policy import TICK, Scheduler
 from bootseer.backends.engine.transport import BlockFile, Read, land, let_go, replicas_of, transfer, views, wrong
 from bootseer.backends.interface import Piece
 from bootseer.errors import BootseerError, UnavailableError
@@ -191,9 +191,8 @@ class Engine:
                 if first is not None and first is left_over and self.threads < 2 * self._most:
                     self._spawn()  # an interrupt may have made the count of idle workers wrong
                 left_over = first
-                pause = self.scheduler.pause
             self._stop_cancelled()
-            time.sleep(pause)
+            time.sleep(TICK)
 
     def _stop_cancelled(self) -> None:
         with self._lock:

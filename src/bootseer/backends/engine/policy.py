@@ -16,7 +16,7 @@ from bootseer.errors import BootseerError, UnavailableError
 
 _log = logging.getLogger(__name__)
 
-_SHORTEST, _LONGEST = 0.010, 0.050
+TICK = 0.010
 """Seconds between two looks."""
 
 
@@ -126,12 +126,6 @@ class Scheduler:
         """The places of ``file`` have fresh locations, or that failed."""
         self._changed = True
         self._retry.relocated(file, error, now)
-
-    @property
-    def pause(self) -> float:
-        """Seconds until the next `tick`: a tenth of those after which the first of what is under way is late."""
-        late = min((self.durations.late(attempt.size) for attempt in self._flying), default=0.0)
-        return min(max(_SHORTEST, late / 10), _LONGEST)
 
     def tick(self, now: float) -> None:
         """Look at everything under way: what is late, stuck or given up."""

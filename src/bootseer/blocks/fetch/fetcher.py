@@ -38,7 +38,7 @@ DEMAND_WINDOW = 1 << 20
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
 _TICK = 0.1
-"""Seconds after which the clock looks who has waited for too long, and a thread whether a pause is over."""
+"""Seconds after which the clock looks who has waited for too long, and whether a pause is over."""
 
 
 class Fetcher:
@@ -243,8 +243,7 @@ class Fetcher:
         if not self._watch.flights:
             self._link.begin(now)
         self._watch.flights.add(flight)
-        if self._queue.demanded:
-            self._work_came.notify()
+        self._work_came.notify()  # there may be more
         return flight
 
     def _tell_done(self) -> None:
@@ -258,7 +257,7 @@ class Fetcher:
                 while (flight := self._take()) is None:
                     if self._closing.is_set():
                         return
-                    self._work_came.wait(5.0 if self._idle else _TICK)
+                    self._work_came.wait()
             self._fly(flight)
             with self._lock:
                 self._watch.flights.discard(flight)
@@ -287,6 +286,8 @@ class Fetcher:
                     for flight in self._watch.stuck(now):
                         self._abandon(flight)
                     self._threads.hire()
+                    if not self._idle:
+                        self._work_came.notify()
             except Exception:
                 # Without this thread readers would wait for ever.
                 log.exception("the clock of the fetcher failed; going on")
