@@ -230,14 +230,14 @@ def test_what_a_few_lines_multiply_is_refused_at_once(made):
 
 def test_many_slow_nodes_cost_no_more_than_a_hundred():
     s = StartUp()
-    for number in range(12_000):
+    for number in range(4_000):
         s.span(f"n{number}", "env", 0, 10 if number % 5 else 100)
         s.span(f"n{number}", "first_step", 200, 210)
     log = s.log()
     began = time.monotonic()
     report = analyse(log)
-    assert len(report.stage("env").stragglers) == 2400
-    assert time.monotonic() - began < 30
+    assert len(report.stage("env").stragglers) == 800
+    assert time.monotonic() - began < 10
 
 
 def test_a_line_that_names_a_hundred_thousand_nodes_names_none_that_is_missing():
