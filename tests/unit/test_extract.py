@@ -152,7 +152,11 @@ def test_a_folder_that_a_neighbour_exchanges_meanwhile_is_not_followed(
     (victim / "deep").mkdir(parents=True)
     prepare = Extraction.prepare
 
+    (site.folder / "plain").mkdir()
+    (site.folder / "plain").chmod(0o2777)
+
     def exchanged(self: Extraction) -> None:
+        assert not (site.folder / "plain").stat().st_mode & 0o022, "nobody else writes in it, either"
         prepare(self)
         os.rename(site.folder / "plain", moved)
         theirs.mkdir()

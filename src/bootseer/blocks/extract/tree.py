@@ -65,8 +65,8 @@ def extract(
     what is left out. ``profile``: whose earlier starts say which files to bring first. ``progress(done, total)`` counts
     bytes. ``seen``: whether somebody may look into ``dest`` before the end. After a failure ``dest`` is empty. Nothing
     is synced to disk. Raises `DataError` (also for more than ``most`` bytes of data), `FullError`, `NotFoundError`, or
-    `UnavailableError` when nothing came for ``stalled`` seconds. Who may write above ``dest``, not in it, leads none of
-    it elsewhere."""
+    `UnavailableError` when nothing came for ``stalled`` seconds. Who may write above ``dest``, or in it, leads
+    none of it elsewhere."""
     named = Path(os.path.abspath(dest))
     with doing(f"extract into {named}"):
         named.parent.mkdir(parents=True, exist_ok=True)
@@ -94,8 +94,10 @@ def _extract(
             raise NotWritableError(
                 f"cannot extract into {named}: it is not empty", hint="choose an empty or new folder"
             )
-        work = Path(tempfile.mkdtemp(prefix=".bootseer-extract-", dir=dest))
+        mode = stat.S_IMODE(os.stat(dest).st_mode)
+        os.chmod(dest, mode & ~0o022)  # until it has the tree's: nobody else changes names in it
     try:
+        work = Path(tempfile.mkdtemp(prefix=".bootseer-extract-", dir=dest))
         tree = localize(store, digest, work)
         if most is not None and tree.map.size > most:
             raise DataError(f"tree {digest[:12]} has more than {most >> 20} MiB")
@@ -120,6 +122,7 @@ def _extract(
         site.finish()
     except BaseException as exc:
         _empty(dest)
+        os.chmod(dest, mode)
         if isinstance(exc, OSError):
             raise from_os_error(exc, f"extract into {named}") from exc
         raise
