@@ -188,7 +188,8 @@ def test_of_settings_in_a_private_home_logins_alone_do_not_count(
     for texts in (*states, logins("b")):
         assert reason(texts) == "hit"
     for path, setting in settings.items():  # one at a time; what is named is what the nearest snapshot had otherwise
-        assert f"missed because {home}/" in reason({path: setting.format("a", "one")}), path
+        named = path if path == next(iter(settings)) else f"{home}/"
+        assert f"missed because {named}" in reason({path: setting.format("a", "one")}), path
     both = {path: logins("b")[path] + setting.format("b", "one") for path, setting in settings.items()}
     assert reason(both) == "hit"
     for path, setting in settings.items():
@@ -1141,29 +1142,31 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("script", "change"),
+    ("script", "reason"),
     [
-        ("python3 -m pip install -q --no-index --find-links {out}/w --target env p", "echo >{out}/w/README.md"),
-        ("[ -d ~/.cargo ] || [ -f ~/.cargo/config.toml ] || echo no", "mkdir ~/.cargo; >~/.cargo/credentials.toml"),
+        ("", "hit"),
+        ("cat {out}/w/*.conf", "missed because {out}/w/b.conf is new"),
+        ("cp -r {out}/w/. env/w", "missed because {out}/w/b.conf is new"),
     ],
-    ids=["a note beside wheels", "a folder of logins"],
+    ids=["alone", "of a kind", "all"],
 )
-def test_what_no_command_reads_is_no_reason_for_a_miss(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, change: str
+def test_a_new_note_beside_wheels_counts_where_the_command_reads_more_than_these(
+    node: Node, tmp_path: Path, script: str, reason: str
 ) -> None:
     out = tmp_path / "out"
     (out / "w").mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(out))
+    (out / "w/a.conf").write_text("a\n")
     with zipfile.ZipFile(out / "w/p-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("p.py", "V = 1\n")
         wheel.writestr("p-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: p\nVersion: 1\n")
         wheel.writestr("p-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr("p-1.dist-info/RECORD", "p.py,,\n")
-    node.write("s.sh", f"mkdir -p env; {{ {script.format(out=out)}; }} >env/made\n")
+    pip = f"python3 -m pip install -q --no-index --find-links {out}/w --target env p"
+    node.write("s.sh", f"mkdir -p env; {pip}\n{script.format(out=out)} >env/made\n")
     assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
     node.release()
-    subprocess.run(change.format(out=out), shell=True, check=True)
-    assert node.run().reason == "hit"
+    (out / "w/b.conf").write_text("b\n")
+    assert node.run().reason == reason.format(out=out)
 
 
 def test_what_is_met_in_a_list_or_of_one_start_is_no_name(

@@ -297,7 +297,7 @@ class TestLogins:
         version, auth = "credentialprovider.kubelet.k8s.io/v1", {"username": USER, "password": PASSWORD}
         answer = {"kind": "CredentialProviderResponse", "apiVersion": version}
         good, odd = (json.dumps({**answer, "auth": found}) for found in ({locked.address: auth}, ["odd"]))
-        if failing not in ("helper", "none", "odd helper"):
+        if failing not in ("helper", "no helper", "odd helper"):
             (folder := tmp_path / "providers.d").mkdir()
             for name, script in (
                 ("bad", f"echo '{odd}'" if "odd" in failing else "exit 1"),

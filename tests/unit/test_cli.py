@@ -496,6 +496,7 @@ def test_an_output_that_takes_nothing_is_at_most_one_line(words, to, code, said)
         "profile export {events} --to http://alice:wonder@127.0.0.1:9/events --timeout 1",
         "image inspect https://alice:wonder@127.0.0.1:9/x",
         "image inspect alice:wonder@127.0.0.1:9/x",
+        "image inspect alice:wonder@127.0.0.1:9/x@sha256:" + 64 * "a",
         "env run pip install --index-url https://alice:wonder@pypi.site/simple",
         "fs ls https://alice:wonder@127.0.0.1:9/x",
     ],
@@ -519,3 +520,11 @@ def test_a_summary_that_cannot_be_written_is_told_early_or_changes_no_exit_code(
     assert "cannot write summary /dev/full: [Errno 28] No space left" in caplog.text
     assert typed(f"run {job} --summary {tmp_path}/s.json")[0] == 3
     assert json.loads((tmp_path / "s.json").read_text()) == {"exit_code": 3}
+    assert typed(f"run {job} --without nothing --summary {tmp_path}/t.json")[0] == 78
+    assert not (tmp_path / "t.json").exists()
+    os.mkfifo(tmp_path / "pipe")
+    read = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setattr("bootseer.launch.node.start", lambda *_, **__: os.read(read, 1) or ended(3))
+    assert typed(f"run {job} --summary {tmp_path}/pipe")[0] == 3
+    assert json.loads(os.read(read, 1000)) == {"exit_code": 3}
+    os.close(read)

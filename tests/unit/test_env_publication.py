@@ -462,7 +462,7 @@ def test_a_folder_that_has_settled_is_listed_once_while_the_command_runs(
 ) -> None:
     listed, scandir = list[int](), os.scandir
     monkeypatch.setattr(os, "scandir", lambda fd: (listed.append(fd), scandir(fd))[1])
-    monkeypatch.setattr(publisher, "_SETTLED", -1.0)
+    monkeypatch.setattr(publisher, "_SETTLED", -5.0)
     with publisher.Work(begun(site)) as work:
         upper = site.root / "area/upper/0"
         work.settled(lambda: False)

@@ -171,6 +171,26 @@ def test_a_folder_that_a_neighbour_exchanges_meanwhile_is_not_followed(
     assert fingerprint(moved) == site.want
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_folder_or_link_of_another_user_is_refused(site: Site) -> None:
+    """Red before: he leads what root writes elsewhere, however few may write there."""
+    (empty := site.folder / "empty").mkdir()
+    (theirs := site.folder / "theirs").mkdir()
+    (link := site.folder / "link").symlink_to(empty)
+    (own := site.folder / "own").symlink_to(empty)
+    os.chown(theirs, 65534, 65534)
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    for dest in (theirs, link):
+        with pytest.raises(NotWritableError if dest == theirs else BootseerError, match="extract into"):
+            extract(site.store, site.digest, dest)
+        assert not [*empty.iterdir(), *theirs.iterdir()]
+    (file := site.folder / "file").touch()
+    with pytest.raises(NotWritableError, match="it is no folder"):
+        extract(site.store, site.digest, file)
+    extract(site.store, site.digest, own)
+    assert fingerprint(empty) == site.want
+
+
 def test_a_small_file_is_opened_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, real = Counter[bytes](), os.open
 

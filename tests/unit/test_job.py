@@ -52,6 +52,7 @@ def test_the_smallest_job(load):
         (('name = "j"', "name = " + 9999 * "["), "TOML"),
         (('name = "j"', 'name = "j"\nstop_grace = inf'), "stop_grace"),
         (('name = "j"', 'name = "j"\nenv = {"A=B" = "1"}'), "$.job.env"),
+        (('name = "j"', 'name = "j"\nenv = {A = "1\\u0000"}'), "$.job.env"),
         (("[image]", '[env]\ncommand = ["x"]\ntargets = ["e"]\n[image]'), "target 'e' is not a plain absolute path"),
         (("[image]", '[env]\ncommand = ["x"]\ntargets = ["/a/../e"]\n[image]'), "target '/a/../e' is not"),
         (("[image]", '[env]\ncommand = ["x"]\ntargets = ["/e"]\nmax_age = "7 days"\n[image]'), "write 7d"),

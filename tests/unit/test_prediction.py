@@ -266,6 +266,14 @@ def test_a_start_does_not_wait_for_a_slow_store(
     assert predict_profiles(slow, kin.new, [kin.old], work=kin.work) == kin.old
 
 
+def test_a_start_does_not_look_for_long_who_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red before: a store that is slow to list was asked of each tree."""
+    kin, asked = Kin(tmp_path), list[str]()
+    monkeypatch.setattr(library, "has_traces", lambda _, folder: asked.append(folder) or time.sleep(0.05) or False)
+    assert predict_profiles(kin.store, kin.new, [f"{n:064x}" for n in range(15)], work=kin.work, seconds=0.2) == ""
+    assert 2 <= len(asked) <= 6
+
+
 def test_starts_that_read_more_than_can_be_held_foretell_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ _LOGIN = "give them as for any fsspec store, such as FSSPEC_S3_KEY and FSSPEC_S3
 _REACH = "check that the store is reachable from here"
 _WRITE = "write it like hdfs://host:port/path, s3://bucket/path or file:///path"
 _PASSWORD = re.compile(r"://[^/?#]*@")
-_IN_TEXT = re.compile(r"(?:(?<=://)|[^\s/\"']+:)[^\s/\"']*@")
+_IN_TEXT = re.compile(r"(?:(?<=://)|(?<![^\s/\"'])[^\s/\"':]+:)[^\s/\"']*@")
 """Such a login where a library tells of it, as S3's does of a bucket of that name."""
 
 _workers = Workers("fsspec")

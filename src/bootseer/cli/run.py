@@ -54,9 +54,6 @@ def run(
     from bootseer.errors import ConfigError, doing
     from bootseer.kernel import background
 
-    if summary:
-        with doing(f"write summary {summary}"):
-            summary.open("ab").close()
     background.lend()
     job, owner = launch.job.load(job_file)
     chosen = set(launch.job.TECHNIQUES) if without == "all" else {name for name in without.split(",") if name}
@@ -65,6 +62,9 @@ def run(
             f"--without {','.join(sorted(unknown))} names no technique",
             hint="there are image, env, caches and checkpoint",
         )
+    if summary:
+        with doing(f"write summary {summary}"):
+            _try(summary)
     if convert:
         job = msgspec.structs.replace(job, image=msgspec.structs.replace(job.image, convert=True))
     config = settings(store)
@@ -87,6 +87,15 @@ def run(
         with logged(log.warning, "cannot write summary %s", summary):
             summary.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=2) + b"\n")
     sys.exit(done.exit_code)
+
+
+def _try(file: Path) -> None:
+    """Raise `OSError` where ``file`` cannot be written: before the job, not after it."""
+    if not file.exists():
+        file.touch()
+        file.unlink()  # who looks for it would take it for whole
+    elif file.is_file():  # to open a pipe says something to who reads it
+        file.open("ab").close()
 
 
 def _show_card(events: Path) -> None:

@@ -23,7 +23,6 @@ from bootseer.env import hardware, names, remembered, variables
 from bootseer.env.credentials import (
     holds_credentials,
     holds_password,
-    only_credentials,
     remove_credentials,
     remove_from_variable,
     slow_digest,
@@ -331,10 +330,7 @@ def _entries(index: bytes) -> bytes:
 
 
 def are_only_logins(spec: EnvSpec, path: str) -> bool:
-    """Whether ``path`` is settings of an installer with nothing in them but logins, or a folder of nothing but files of
-    logins: as if there were none."""
-    with contextlib.suppress(OSError), os.scandir(path) as items:
-        return {only_credentials(item.path) for item in itertools.islice(items, 100)} == {True}
+    """Whether ``path`` is settings of an installer with nothing in them but logins: as if there were none."""
     data = text_of(spec, path)
     return bool(data) and not without_logins(path, data)
 

@@ -297,6 +297,7 @@ class Observer:
         own_globs = {} if self._spec.contained else names.globbed([*self.scripts()], self._spec.env, self._work)
         links = {os.path.join(self._work, found) for text in self.scripts() for found in _FIND_LINKS.findall(text)}
         links = {os.path.realpath(one) for one in links}  # in these an installer looks for packages alone
+        links -= {os.path.dirname(path) for path in found if not path.endswith(inputs.PACKAGES)}
         copied = {
             one: self._copied(one, opens, globs if mine else None, own_globs.get(one, set()))
             for one, mine in is_own.items()

@@ -177,6 +177,7 @@ class Work:
 
     def _publish(self, end: End) -> tuple[bool, str]:
         begin, targets = self._begin, range(len(self._spec.targets))
+        self._settled.clear()  # all is listed anew
         if not self._may_publish:
             return False, "not published: snapshots must be signed here, and no sign_key is set"
         faults.point("env.publish.before-capture")

@@ -41,6 +41,8 @@ def mount_points_below(root: Path) -> set[str]:
     return {entry.target for entry in mounts.below(root)}
 
 
+_STILL = 2.0
+"""Seconds after which a file in such a folder is believed to stay: its writer may pause, as for a download."""
 Settled = dict[str, tuple[int, list[tuple[str, os.stat_result]]]]
 """Folders in which nothing has changed for a while: when they last did (ns), and what is in them."""
 UNREADABLE = (errno.ENAMETOOLONG, errno.EACCES)
@@ -97,7 +99,7 @@ def _listing(
             return []
         raise
     rows.sort()
-    if settled is not None and all(found.st_ctime < before for found in (own, *(found for _, found in rows))):
+    if settled is not None and all(found.st_ctime < before - _STILL for found in (own, *(found for _, found in rows))):
         settled[folder] = own.st_ctime_ns, rows
     return rows
 

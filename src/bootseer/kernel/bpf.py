@@ -142,7 +142,7 @@ class Code:
         return self._add(0x77, of, value=32)
 
     def get(self, to: int, source: int, offset: int, size: int = 8) -> Self:
-        return self._add({2: 0x69, 4: 0x61, 8: 0x79}[size], to, source, offset)
+        return self._add({1: 0x71, 2: 0x69, 4: 0x61, 8: 0x79}[size], to, source, offset)
 
     def put(self, to: int, offset: int, source: int, size: int = 8) -> Self:
         return self._add({4: 0x63, 8: 0x7B}[size], to, source, offset)

@@ -161,6 +161,8 @@ def watched(pid: int) -> int:
             raise
     if not (began := born(pid)):
         os.kill(pid, 0)
+        if not born(os.getpid()):
+            raise OSError(errno.ENOSYS, "there are neither pidfds nor /proc")
     read, write = os.pipe()
 
     def look() -> None:
@@ -170,7 +172,12 @@ def watched(pid: int) -> int:
             os.write(write, b"-")
         os.close(write)
 
-    threading.Thread(target=look, name="watched", daemon=True).start()
+    try:
+        threading.Thread(target=look, name="watched", daemon=True).start()
+    except RuntimeError:
+        os.close(read)
+        os.close(write)
+        raise OSError(errno.EAGAIN, "no thread can be started") from None
     return read
 
 

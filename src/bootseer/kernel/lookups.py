@@ -190,6 +190,9 @@ class Lookups:
         code.stack(1, -48).number(2, 8).copy(3, 6).get(4, 10, -24, 2).plus(3, 4).call(bpf.READ_KERNEL)
         code.get(3, 10, -48).copy(1, 9).add(1, _HEAD.size).number(2, _PATH).call(bpf.READ_USER_TEXT)
         code.if_more(0, _PATH, "none").go("whole").label("none").number(0, 0).label("whole")
+        code.get(1, 9, 4, 4).if_is(1, _LOOKS, "at").if_is(1, _FINDS, "at").if_not(1, _OPENS, "by")
+        code.label("at").get(1, 9, 8, 4).if_more(1, 0x7FFFFFFF, "by")  # else by a folder's descriptor: not known where
+        code.get(1, 9, _HEAD.size, 1).if_not(1, ord("/"), "out").label("by")
         code.get(1, 9, 4, 4).if_is(1, _OPENS, "found").if_not(1, _FINDS, "kept")
         code.label("found").if_more(0, 1, "named").go("out").label("named")  # fstat, and execve, whose text has gone
         code.get(1, 9, _HEAD.size, 4).if_not(1, _word(_SYSTEM[0]), "kept").get(1, 9, _HEAD.size + 4, 4)

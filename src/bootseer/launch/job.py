@@ -21,8 +21,11 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 Passed = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
 """The name of a variable, or how names begin, with ``*`` after it."""
 
-Inside = Annotated[str, msgspec.Meta(pattern=r"^/")]
-"""A whole path, as the job sees it."""
+Variable = Annotated[str, msgspec.Meta(pattern=r"^[^=\0]+$")]
+Text = Annotated[str, msgspec.Meta(pattern=r"^[^\0]*$")]
+
+Inside = Annotated[str, msgspec.Meta(pattern=r"^/[^\0]*[^/\0][^\0]*$")]
+"""A whole path, as the job sees it, and not the root."""
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -41,7 +44,7 @@ class JobTable(_Table, frozen=True, kw_only=True):
     names (see `bootseer.image.cdi`)."""
     devices: list[str] = []
     """Further devices, ``vendor.com/class=name`` each."""
-    env: dict[Annotated[str, msgspec.Meta(pattern=r"^[^=]+$")], str] = {}
+    env: dict[Variable, Text] = {}
     """Environment variables of the set-up and training commands."""
     pass_: list[Passed] = msgspec.field(name="pass", default_factory=list)
     """Names of variables of the start's own environment that these commands get, too. The values are in no record."""

@@ -400,8 +400,8 @@ class _Node:
             with logged(log.warning, "cannot ask the block server what it moved"):
                 status = self.mounted.status()
                 self.record.image.update(msgspec.to_builtins(status) or {})
-                tree.tell_failed_reads(status)
                 if status and status.uptime <= time.monotonic() - self.began:  # else it has served others before
+                    tree.tell_failed_reads(status)
                     emit.annotate(
                         self.image_span,
                         bytes_demand=status.bytes_demand,

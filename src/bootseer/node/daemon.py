@@ -94,8 +94,9 @@ class Daemon:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # logins of pods pass through
         libc.hide()
         with logged(log.info, "the node daemon has no priority over its requests", kinds=OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
-            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+            if not os.getpriority(os.PRIO_PROCESS, 0):  # else whoever runs it has decided
+                os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+                os.setpriority(os.PRIO_PROCESS, 0, _NICE)
         self._entries.adopt()
         with self._door.opened():
             log.info("the node daemon serves in %s", self._folder)

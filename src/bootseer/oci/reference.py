@@ -55,7 +55,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         body, digest, text = text, "", redact("", text)  # which is told, perhaps in the log of a node
         if "@" in body:
             body, _, digest = body.rpartition("@")
-            if "/" in digest and not body.startswith(_FILES):
+            if ("/" in digest or "@" in body) and not body.startswith(_FILES):
                 raise ConfigError("an image reference has no login in it", hint="write HOST/NAME, and docker login")
             if not _DIGEST.match(digest):
                 raise ConfigError(f"bad digest in image reference {text!r}", hint="it is sha256: and 64 hex digits")

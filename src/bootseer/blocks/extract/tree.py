@@ -33,7 +33,7 @@ from bootseer.closing import descriptor
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import DataError, FullError, NotWritableError, doing, from_os_error
 from bootseer.folders import spread
-from bootseer.kernel import beneath
+from bootseer.kernel import beneath, links
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store, uses
 
@@ -72,9 +72,19 @@ def extract(
         named.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             named.mkdir(0o755)
-        opened = os.open(named, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            opened = links.open_followed(str(named), os.O_RDONLY | os.O_DIRECTORY, base=str(named))
+        except NotADirectoryError:
+            hint = "choose an empty or new folder"
+            raise NotWritableError(f"cannot extract into {named}: it is no folder", hint=hint) from None
     with descriptor(opened) as fd:  # whatever others who can write above it put in its place
         _extract(store, digest, named, Path(beneath.shown(fd)), profile, streams, progress, stalled, most, seen)
+
+
+def _owner_of_new_files(folder: Path) -> int:
+    """The number of this user there: some network file systems map users."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_uid
 
 
 def _extract(
@@ -94,7 +104,10 @@ def _extract(
             raise NotWritableError(
                 f"cannot extract into {named}: it is not empty", hint="choose an empty or new folder"
             )
-        mode = stat.S_IMODE(os.stat(dest).st_mode)
+        now = os.stat(dest)
+        if now.st_uid != _owner_of_new_files(dest):
+            raise NotWritableError(f"cannot extract into {named}: it is another user's", hint="choose a new folder")
+        mode = stat.S_IMODE(now.st_mode)
         os.chmod(dest, mode & ~0o022)  # until it has the tree's: nobody else changes names in it
     try:
         work = Path(tempfile.mkdtemp(prefix=".bootseer-extract-", dir=dest))

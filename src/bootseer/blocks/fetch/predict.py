@@ -123,6 +123,13 @@ class _Foretold(NamedTuple):
     in_time: Callable[[], None]
 
 
+def _with_traces(store: Store, trees: Iterable[str], in_time: Callable[[], None]) -> Iterator[str]:
+    for one in trees:
+        in_time()
+        if library.has_traces(store, f"profiles/{one}"):
+            yield one
+
+
 def _foretold(
     store: Store, digest: str, kin: Iterable[str], work: Path, in_time: Callable[[], None], own: str = ""
 ) -> _Foretold | None:
@@ -131,9 +138,7 @@ def _foretold(
         return None
     tree: LocalTree | None = None
     some = itertools.islice((one for one in kin if one != digest), MAX_TREES)
-    near = (one for one in some if library.has_traces(store, f"profiles/{one}"))
-    for other in itertools.islice(near, _TRIED):
-        in_time()
+    for other in itertools.islice(_with_traces(store, some, in_time), _TRIED):
         tree = tree or localize(store, digest, work)
         if localize_manifest(store, other, work).manifest.meta.size > _LARGER * tree.manifest.meta.size:
             log.info("tree %s has too much metadata to foretell starts of tree %s", other[:12], digest[:12])
