@@ -226,8 +226,9 @@ def test_providers_that_another_user_says_are_not_run(tmp_path: Path) -> None:
     file = tmp_path / "providers.json"
     file.write_text('{"providers": [{"name": "p", "matchImages": ["reg.site"], "apiVersion": "v1"}]}')
     os.chown(file, 1001, 1001)
+    ((_, ask),) = providers.fitting(f"{file}:{tmp_path}", "reg.site", "x")
     with pytest.raises(ConfigError, match="can be changed by others"):
-        list(providers.fitting(f"{file}:{tmp_path}", "reg.site", "x"))
+        ask()
     with pytest.raises(ConfigError, match="names no whole folder"):
         list(providers.fitting(f"{file}:bin", "reg.site", "x"))
     os.chown(file, 0, 0)
