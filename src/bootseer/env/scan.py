@@ -55,7 +55,8 @@ def walk(
     """(path relative to ``root``, lstat) of each entry below it, directories before their content; not ``root`` itself,
     nor mount points below it with all they hold. Raises `OSError` for what cannot be read, but for the errors to
     ``skip``; entries that vanish meanwhile are skipped.
-    What last changed ``before`` is noted in ``settled``, and not looked at again while its folder stays the same."""
+    A folder in which all last changed `_STILL` seconds ``before`` is noted in ``settled``, and not listed again until
+    its own change time is another one: a file that is written in place meanwhile is told as it was."""
     try:
         base = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
